@@ -1,0 +1,148 @@
+"""The shipped models' arrays: written once after training, read by ``load("fashion/<model>")``.
+
+Storage keeps what calibration is about and little else. Logits are stored as float16 gaps
+``z - max z`` with the maxima in float32: a gap's error is relative to the gap, so small margins stay
+sharp, where float16 logits would turn margins below 0.005 into ties.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from smartlib.data.bundles import Bundle, Head, Split
+from smartlib.data.readers import read_npz
+
+SHIPPED_FOLDER = Path(__file__).parent / "shipped"
+
+_STORED_KEYS = (
+    "val_gaps", "val_max", "val_labels", "val_features",
+    "test_gaps", "test_max", "test_labels", "test_features",
+    "head_weight", "head_bias",
+)  # fmt: skip
+
+
+def names() -> tuple[str, ...]:
+    """The names of the shipped bundles, sorted."""
+    return tuple(sorted(f"fashion/{path.stem}" for path in (SHIPPED_FOLDER / "fashion").glob("*.npz")))
+
+
+def save_arrays(folder: str | os.PathLike, name: str, arrays: dict[str, np.ndarray], provenance: dict) -> None:
+    """Write one model's arrays to ``<folder>/<name>.npz`` and what is known of them to ``.json``.
+
+    Each file is replaced as a whole. The same arrays give the same bytes.
+
+    Args:
+        folder: for instance ``SHIPPED_FOLDER``.
+        name: ``"fashion/<model>"``.
+        arrays: for ``val`` and ``test``: ``*_logits (N, K)`` float32, ``*_labels (N,)`` int64,
+            ``*_features (N, D)`` float32; and ``head_weight (K, D)``, ``head_bias (K,)`` float32.
+        provenance: written to the json file, with the sha256 of each stored array and of the npz file.
+
+    Raises:
+        ValueError: a value does not fit its storage type, or an arg max would change; says which and where.
+
+    Source: ours.
+    """
+    stored = {}
+    for split in ("val", "test"):
+        logits = arrays[f"{split}_logits"]
+        gaps, maximum = _pack_logits(logits, f"{split}_logits")
+        stored[f"{split}_gaps"], stored[f"{split}_max"] = gaps, maximum
+        stored[f"{split}_labels"] = _cast(
+            arrays[f"{split}_labels"], np.uint8 if logits.shape[1] <= 256 else np.uint16, f"{split}_labels"
+        )
+        stored[f"{split}_features"] = _cast(arrays[f"{split}_features"], np.float16, f"{split}_features")
+    for key in ("head_weight", "head_bias"):
+        stored[key] = _cast(arrays[key], np.float32, key)
+
+    # numpy dates every member of the archive 1980, so the bytes depend on the arrays alone.
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **stored)
+    record = provenance | {
+        "sha256": _sha256(buffer.getvalue()),
+        "arrays_sha256": {key: _sha256(array.tobytes()) for key, array in stored.items()},
+    }
+    path = Path(folder) / f"{name}.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _replace(path, buffer.getvalue())
+    _replace(path.with_suffix(".json"), (json.dumps(record, indent=1) + "\n").encode())
+
+
+def load_shipped(name: str, folder: str | os.PathLike = SHIPPED_FOLDER) -> Bundle:
+    """Load what ``save_arrays`` wrote.
+
+    Args:
+        name: ``"fashion/<model>"``.
+        folder: the folder it was written to.
+
+    Returns:
+        The bundle: logits in float64 as maximum + gap (so that a margin of 1e-7 survives), labels int64,
+        features and head float32.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the npz file is not the one that the json file describes, or has other keys.
+    """
+    path = Path(folder) / f"{name}.npz"
+    provenance = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    found = _sha256(path.read_bytes())
+    if found != provenance["sha256"]:
+        raise ValueError(
+            f"{path} is damaged, truncated or not the file that {path.with_suffix('.json').name} describes: "
+            f"sha256 {found}, expected {provenance['sha256']}; install the package again or run `make zoo`"
+        )
+    stored = read_npz(path, _STORED_KEYS)
+    val, test = (
+        Split(
+            logits=_unpack_logits(stored[f"{split}_gaps"], stored[f"{split}_max"]),
+            labels=stored[f"{split}_labels"].astype(np.int64),
+            features=stored[f"{split}_features"].astype(np.float32),
+        )
+        for split in ("val", "test")
+    )
+    return Bundle(name, val, test, Head(stored["head_weight"], stored["head_bias"]), provenance)
+
+
+def _pack_logits(logits: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """(N, K) float32 -> gaps to the row's maximum (N, K) float16, maxima (N,) float32."""
+    maximum = _cast(logits.max(axis=1), np.float32, f"the row maxima of {key}")
+    exact = logits.astype(np.float64) - maximum.astype(np.float64)[:, None]
+    gaps = _cast(exact, np.float16, f"the gaps of {key}")
+    # A gap too small for float16 would become a tie, which may move the arg max to a lower index.
+    gaps[(gaps == 0) & (exact < 0)] = -np.finfo(np.float16).smallest_subnormal
+    moved = np.flatnonzero(_unpack_logits(gaps, maximum).argmax(axis=1) != logits.argmax(axis=1))
+    if moved.size:
+        raise ValueError(f"storing {key} would change the arg max of {moved.size} rows, the first is row {moved[0]}")
+    return gaps, maximum
+
+
+def _unpack_logits(gaps: np.ndarray, maximum: np.ndarray) -> np.ndarray:
+    """(N, K) float64."""
+    return maximum.astype(np.float64)[:, None] + gaps.astype(np.float64)
+
+
+def _cast(array: np.ndarray, dtype: type, key: str) -> np.ndarray:
+    """``array`` in a narrower type; a value that does not fit it is an error."""
+    limits = np.finfo(dtype) if np.issubdtype(dtype, np.floating) else np.iinfo(dtype)
+    outside = np.argwhere(~((array >= limits.min) & (array <= limits.max)))  # a NaN is neither
+    if len(outside):
+        where = tuple(map(int, outside[0]))
+        raise ValueError(f"{key} at {where} is {array[where]}, which does not fit {np.dtype(dtype)}")
+    return np.ascontiguousarray(array, dtype=dtype)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, never a part."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, path)

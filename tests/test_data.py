@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -340,11 +339,3 @@ def test_probabilities_become_their_logarithms(name):
     chosen, others = public._draw_validation(len(probs))
     np.testing.assert_allclose(np.exp(bundle.val.logits), probs[chosen], rtol=1e-6)
     np.testing.assert_allclose(np.exp(bundle.test.logits), probs[others], rtol=1e-6)
-
-
-def test_random_state_and_warnings_are_left_alone():
-    before = np.random.get_state()[1].copy()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load_or_skip("public/cifar10-wideresnet-16-4")
-    assert np.array_equal(np.random.get_state()[1], before)

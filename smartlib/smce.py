@@ -1,7 +1,8 @@
 """Exact smooth calibration error of a finite sample, in O(n log n).
 
 Let v_1 < … < v_m be the distinct confidences, d_i = v_{i+1} − v_i, a_i = (1/n) Σ (A − f) over the samples at v_i, and
-S_i = a_1 + … + a_i the cumulative residual. The smooth calibration error is a linear program in the values w_i = w(v_i):
+S_i = a_1 + … + a_i the cumulative residual. The smooth calibration error is a linear program in the values
+w_i = w(v_i):
 
     smCE = max Σ a_i w_i     subject to     |w_i| ≤ 1,   |w_{i+1} − w_i| ≤ d_i.
 
@@ -37,7 +38,8 @@ infinite weight stands at 0. One step does two things:
                               w (t − y_i) to the minimum.
 
 Each breakpoint enters once and leaves at most once: O(log n) per sample. (The dynamic program in w on the primal side
-needs two heaps and moves breakpoints back and forth between them; a sample can be built on which it makes of the order of n² moves.)
+needs two heaps and moves breakpoints back and forth between them; a sample can be built on which it makes of the order
+of n² moves.)
 
 Sources: smCE is from Błasiok, Gopalan, Hu and Nakkiran, "A unifying theory of distance from calibration" (STOC 2023).
 The first exact near-linear solver is in Hu, Jambulapati, Tian and Yang, "Testing calibration in nearly-linear time"
@@ -73,9 +75,13 @@ def smooth_calibration_error(confidence, correct) -> float:
         >>> smooth_calibration_error([0.25, 0.75], [1, 0])
         0.1875
     """
+    return smce_of(*as_confidence_and_correct(confidence, correct))
+
+
+def smce_of(confidence: np.ndarray, correct: np.ndarray) -> float:
+    """:func:`smooth_calibration_error` of checked arrays; ``correct`` may be a true accuracy between 0 and 1."""
     from smartlib._smce_kernel import isotonic_cost  # here, because it imports numba
 
-    confidence, correct = as_confidence_and_correct(confidence, correct)
     order = np.argsort(confidence)
     cumulative = np.cumsum((correct - confidence)[order]) / confidence.size
     if cumulative[-1] < 0:

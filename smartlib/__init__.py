@@ -1,0 +1,48 @@
+"""smartlib: the library behind the companion to *Sample Margin-Aware Recalibration of Temperature Scaling* (SMART).
+
+    from smartlib import SMART, load
+    bundle = load("fashion/resnet")
+    smart = SMART().fit(bundle.val.logits, bundle.val.labels)
+    probs = smart.predict_proba(bundle.test.logits)
+
+Names are imported when they are first used, so that ``import smartlib`` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "SMART": "calibrators",
+    "TemperatureScaling": "calibrators",
+    "load_calibrator": "calibrators",
+    "load": "data",
+    "margin": "toplabel",
+    "confidence": "toplabel",
+    "temperature_interval": "toplabel",
+    "soft_ece": "softece",
+    "certificate": "softece",
+    "smooth_calibration_error": "smce",
+    "evaluate": "metrics",
+    "expected_calibration_error": "metrics",
+    "reliability_bins": "metrics",
+    "noise_floor": "uncertainty",
+    "compare": "uncertainty",
+}
+_MODULES = ("calibrators", "data", "metrics", "plots", "softece", "smce", "toplabel", "uncertainty")
+
+__all__ = [*sorted(_HOME), *_MODULES]
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        return getattr(importlib.import_module(f"smartlib.{_HOME[name]}"), name)
+    if name in _MODULES:
+        return importlib.import_module(f"smartlib.{name}")
+    raise AttributeError(f"module 'smartlib' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

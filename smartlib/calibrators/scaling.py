@@ -1,0 +1,82 @@
+"""Temperature scaling: one temperature for all samples, by maximum likelihood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+
+from smartlib.arrays import row_chunks
+from smartlib.calibrators.base import TemperatureCalibrator, warn
+
+# The temperature is searched within this factor of the logits' own scale, so that multiplying all logits by a
+# constant multiplies the temperature by it.
+_SEARCH_FACTOR = 1e3
+
+
+class TemperatureScaling(TemperatureCalibrator):
+    """Temperature scaling: the T that minimises the NLL of softmax(z / T) on the validation data.
+
+    The NLL is convex in s = 1/T, so that T is the root of a monotone function, found by Brent's method in log s
+    between bounds that follow the scale of the logits. There is no starting value and no learning rate.
+
+    Attributes after fit:
+        temperature_: T > 0.
+        bound_hit_: "lower", "upper" or None; with a bound hit the data do not determine T.
+        converged_: True; Brent's method always ends.
+
+    Source: Guo et al. 2017; the bracketed solver is standard numerics.
+
+    >>> logits = np.array([[2.0, 0.0], [0.0, 2.0], [0.0, 2.0], [2.0, 0.0]])
+    >>> ts = TemperatureScaling().fit(logits, [0, 1, 1, 1])        # three of four right: c(T) must be 3/4
+    >>> bool(abs(ts.temperature_ - 2 / np.log(3)) < 1e-9)
+    True
+    """
+
+    registry_name = "ts"
+    n_parameters = 1
+
+    def _fit(self, z: np.ndarray, y: np.ndarray, *, features: Any, head: Any) -> None:
+        scale = _scale(z)
+        low, high = -np.log(scale * _SEARCH_FACTOR), -np.log(scale / _SEARCH_FACTOR)
+        self.bound_hit_ = None
+        if _nll_slope(z, y, np.exp(low)) >= 0:
+            log_s, self.bound_hit_ = low, "upper"
+        elif _nll_slope(z, y, np.exp(high)) <= 1e-12 * scale:
+            log_s, self.bound_hit_ = high, "lower"
+        else:
+            log_s = brentq(lambda u: _nll_slope(z, y, np.exp(u)), low, high, xtol=1e-12, rtol=1e-12)
+        self.temperature_ = float(np.exp(-log_s))
+        self.converged_ = True
+        if self.bound_hit_:
+            reason = {
+                "upper": "the logits say nothing about the labels, or labels and logits do not belong together",
+                "lower": "the likelihood keeps growing as T goes to 0, as it does when no prediction is wrong",
+            }[self.bound_hit_]
+            warn(f"TemperatureScaling: T = {self.temperature_:.3g} is the {self.bound_hit_} search bound; {reason}.")
+
+    def _temperatures(self, z: np.ndarray) -> np.ndarray:
+        return np.full(len(z), self.temperature_)
+
+
+def _scale(z: np.ndarray) -> float:
+    """Mean finite gap to the largest logit; 1 where all logits tie."""
+    total = count = 0.0
+    for rows in row_chunks(*z.shape):
+        gaps = z[rows].max(axis=1, keepdims=True).astype(np.float64) - z[rows]
+        finite = gaps[np.isfinite(gaps) & (gaps > 0)]
+        total, count = total + finite.sum(), count + finite.size
+    return float(total / count) if count else 1.0
+
+
+def _nll_slope(z: np.ndarray, y: np.ndarray, s: float) -> float:
+    """d NLL / ds = E[ E_p[z] - z_y ] at p = softmax(s z); increasing in s."""
+    total = 0.0
+    for rows in row_chunks(*z.shape):
+        gaps = z[rows].astype(np.float64) - z[rows].max(axis=1, keepdims=True)
+        weights = np.exp(s * gaps)
+        own = gaps[np.arange(len(gaps)), y[rows]]
+        gaps[np.isneginf(gaps)] = 0.0  # weight 0
+        total += ((weights * gaps).sum(axis=1) / weights.sum(axis=1) - own).sum()
+    return total / len(z)

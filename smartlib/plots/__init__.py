@@ -1,0 +1,18 @@
+"""Figures. Each function takes data and ``ax=None``, draws, and returns the Axes; none shows or saves anything."""
+
+from smartlib.plots.intervals import interval_plot
+from smartlib.plots.maps import temperature_map
+from smartlib.plots.reliability import reliability_diagram
+from smartlib.plots.style import COLOURS, LABELS, colour, label, style_context, use_style
+
+__all__ = [
+    "COLOURS",
+    "LABELS",
+    "colour",
+    "interval_plot",
+    "label",
+    "reliability_diagram",
+    "style_context",
+    "temperature_map",
+    "use_style",
+]

@@ -1,0 +1,296 @@
+"""How far a measured calibration error can be trusted: noise floor, intervals, paired comparison.
+
+Calibration errors are sums of absolute values, so that chance alone makes them positive. A perfectly calibrated
+classifier does not measure 0 but the *noise floor*, and the plain bootstrap, which adds the noise of
+resampling to that of the sample, misses the truth near the floor nearly always.
+
+The intervals here come from inverting a test. Let r(f) be the accuracy observed in the bin of confidence f. The model
+"the true accuracy at confidence f is f + t (r(f) - f)" runs from perfect calibration at t = 0 through what was observed
+at t = 1, and its true error theta(t) grows with t. For each t, samples of the same size are simulated and measured. The
+interval holds those theta(t) at which the value measured on the data is neither among the lowest nor the highest
+2.5 % of the simulated ones. At t = 0 this is exactly the test of "perfectly calibrated".
+
+Source: theory of test inversion (Neyman 1937); this use of it is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from smartlib.arrays import as_confidence, as_labels, as_probabilities, to_numpy
+from smartlib.metrics import METRICS, N_BINS, bin_edges, bin_index, brier_losses, log_losses, top_label
+from smartlib.smce import smce_of
+
+LEVEL = 0.95
+TOP_LABEL_METRICS = ("ece", "adaece", "mce", "smce")
+_N_GRID = 9
+
+
+def noise_floor(
+    probs_or_confidence: Any, metric: str = "ece", n_resamples: int = 1000, seed: int = 0
+) -> tuple[float, float]:
+    """What a perfectly calibrated classifier with these confidences would measure.
+
+    Args:
+        probs_or_confidence: (N, K) probabilities, from whose rows labels are drawn, or (N,) top-label confidences.
+        metric: "ece", "adaece", "mce" or "smce"; with (N, K) also "cwece".
+        n_resamples: simulated data sets.
+        seed: of the simulation.
+
+    Returns:
+        ``(mean, q95)``: mean and 95th percentile of the metric, fractions. A measured value below q95 does not
+        contradict perfect calibration.
+
+    Raises:
+        ValueError: bad arrays, an unknown metric, or "cwece" with (N,) confidences.
+
+    Source: ours; cf. the consistency resampling of Bröcker and Smith 2007.
+
+    >>> mean, q95 = noise_floor([0.5] * 100, n_resamples=200)
+    >>> 0.03 < mean < 0.05 < q95 < 0.12
+    True
+    """
+    rng = np.random.default_rng(seed)
+    array = to_numpy(probs_or_confidence, "probs_or_confidence")
+    if metric == "cwece":
+        if array.ndim != 2:
+            raise ValueError('metric "cwece" needs (N, K) probabilities')
+        simulate = _ClasswiseModel(as_probabilities(array)).simulator(0.0)
+        values = [simulate(rng, False) for _ in range(n_resamples)]
+    elif metric in TOP_LABEL_METRICS:
+        f = as_probabilities(array).max(axis=1).astype(np.float64) if array.ndim == 2 else as_confidence(array)
+        f = np.sort(np.minimum(f, 1.0))
+        statistic, everything = top_label_statistic(metric, f), np.arange(len(f))
+        values = [statistic(everything, (rng.random(len(f)) < f).astype(np.float64)) for _ in range(n_resamples)]
+    else:
+        raise ValueError(f"no noise floor for {metric!r}; known: {', '.join((*TOP_LABEL_METRICS, 'cwece'))}")
+    return float(np.mean(values)), float(np.quantile(values, 0.95))
+
+
+def top_label_statistic(metric: str, f: np.ndarray) -> Callable[[np.ndarray, np.ndarray], float]:
+    """A quick form of a top-label metric on resampled rows of the confidences ``f``.
+
+    The bins are those of ``f``. The result maps ``(rows (n,), correct (n,))`` to the metric of (f[rows], correct),
+    where ``correct`` may also be a true accuracy between 0 and 1.
+    """
+    if metric == "smce":
+        return lambda rows, correct: smce_of(f[rows], correct)
+    index = bin_index(f, bin_edges(f, N_BINS, "mass" if metric == "adaece" else "width"))
+    if metric == "mce":
+
+        def largest(rows: np.ndarray, correct: np.ndarray) -> float:
+            count = np.bincount(index[rows], minlength=N_BINS)
+            gap = np.abs(np.bincount(index[rows], correct - f[rows], N_BINS))
+            return float((gap[count > 0] / count[count > 0]).max())
+
+        return largest
+    return lambda rows, correct: float(np.abs(np.bincount(index[rows], correct - f[rows], N_BINS)).sum() / len(rows))
+
+
+class _TopLabelModel:
+    """The family of true accuracies f + t (r(f) - f) for one top-label metric."""
+
+    def __init__(self, metric: str, f: np.ndarray, a: np.ndarray):
+        order = np.argsort(f, kind="stable")
+        self.f, a = f[order], a[order]
+        self.statistic = top_label_statistic(metric, self.f)
+        self.rows = np.arange(len(f))
+        index = bin_index(self.f, bin_edges(self.f, N_BINS, "width" if metric in ("ece", "mce") else "mass"))
+        count = np.maximum(np.bincount(index, minlength=N_BINS), 1)
+        # The mean gap of the bin is added to f, so that t = 0 is exactly f.
+        self.gap = (np.bincount(index, a - self.f, N_BINS) / count)[index]
+        self.estimate = self.statistic(self.rows, a)
+
+    def accuracy(self, t: float) -> np.ndarray:
+        return np.clip(self.f + t * self.gap, 0.0, 1.0)
+
+    def truth(self, t: float) -> float:
+        return self.statistic(self.rows, self.accuracy(t))
+
+    def simulator(self, t: float) -> Callable[[np.random.Generator, bool], float]:
+        accuracy = self.accuracy(t)
+
+        def simulate(rng: np.random.Generator, resample: bool = True) -> float:
+            # Rows are drawn anew too: the truth is about the population, not about these confidences.
+            n = len(self.f)
+            rows = np.sort(rng.integers(n, size=n)) if resample else self.rows
+            return self.statistic(rows, (rng.random(n) < accuracy[rows]).astype(np.float64))
+
+        return simulate
+
+
+class _ClasswiseModel:
+    """The same family for the classwise ECE: class probabilities p + t (r(p) - p), cut off at 0 and renormalised."""
+
+    def __init__(self, p: np.ndarray, y: np.ndarray | None = None):
+        n, k = p.shape
+        self.p = p.astype(np.float64)
+        self.cell = bin_index(p, bin_edges(p, N_BINS, "width")) + N_BINS * np.arange(k)
+        self.n_cells = k * N_BINS
+        if y is not None:
+            hits = np.bincount(self.cell[np.arange(n), y], minlength=self.n_cells)
+            total = np.bincount(self.cell.ravel(), self.p.ravel(), self.n_cells)
+            count = np.maximum(np.bincount(self.cell.ravel(), minlength=self.n_cells), 1)
+            self.gap = ((hits - total) / count)[self.cell]
+            self.estimate = float(np.abs(hits - total).sum() / (n * k))
+
+    def probabilities(self, t: float) -> np.ndarray:
+        if t == 0:
+            return self.p
+        q = np.maximum(self.p + t * self.gap, 0.0)
+        return q / q.sum(axis=1, keepdims=True)
+
+    def truth(self, t: float) -> float:
+        difference = self.probabilities(t) - self.p
+        return float(np.abs(np.bincount(self.cell.ravel(), difference.ravel(), self.n_cells)).sum() / self.p.size)
+
+    def simulator(self, t: float) -> Callable[[np.random.Generator, bool], float]:
+        cumulative = self.probabilities(t).cumsum(axis=1)
+        cumulative[:, -1] = np.inf
+        n, k = self.p.shape
+
+        def simulate(rng: np.random.Generator, resample: bool = True) -> float:
+            label = (cumulative < rng.random((n, 1))).sum(axis=1)
+            weight = rng.multinomial(n, np.full(n, 1 / n)) if resample else np.ones(n)
+            hits = np.bincount(self.cell[np.arange(n), label], weight, self.n_cells)
+            total = np.bincount(self.cell.ravel(), (self.p * weight[:, None]).ravel(), self.n_cells)
+            return float(np.abs(hits - total).sum() / (n * k))
+
+        return simulate
+
+
+def _invert(model: _TopLabelModel | _ClasswiseModel, n_resamples: int, seed: int) -> tuple[float, float]:
+    """The interval of :mod:`smartlib.uncertainty` for one model."""
+
+    def simulated(t: float) -> np.ndarray:
+        # The same random numbers at every t, so that the quantiles move smoothly with t.
+        rng = np.random.default_rng(seed)
+        simulate = model.simulator(t)
+        return np.array([simulate(rng) for _ in range(n_resamples)])
+
+    observed, full = model.estimate, model.truth(1.0)
+    at_zero = simulated(0.0)
+    if full < 1e-9:  # nothing to scale: all that can be said is what perfect calibration would have measured
+        return 0.0, float(max(observed, np.quantile(at_zero, (1 + LEVEL) / 2)))
+    at_one = simulated(1.0)
+    reach = 4 * max(at_one.std(), at_zero.std())
+    low = max(0.0, observed - max(at_one.mean() - full, 0.0) - reach) / full
+    high = (observed + reach) / full
+    grid = np.linspace(low, high, _N_GRID)
+    quantiles = np.array([np.quantile(simulated(t), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) for t in grid])
+    truth = np.array([model.truth(t) for t in grid])
+    return _crossing(truth, quantiles[:, 1], observed), _crossing(truth, quantiles[:, 0], observed)
+
+
+def _crossing(truth: np.ndarray, quantile: np.ndarray, observed: float) -> float:
+    """The truth at which the increasing ``quantile`` passes ``observed``; beyond the grid it runs on with slope one."""
+    quantile = np.maximum.accumulate(quantile)
+    if observed <= quantile[0]:
+        return float(max(0.0, truth[0] - (quantile[0] - observed))) if truth[0] > 0 else 0.0
+    if observed >= quantile[-1]:
+        return float(truth[-1] + observed - quantile[-1])
+    return float(np.interp(observed, quantile, truth))
+
+
+def intervals_and_floors(
+    p: np.ndarray, y: np.ndarray, *, n_resamples: int, seed: int
+) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:
+    """95 % intervals of every metric and noise floors of the calibration errors, for checked arrays.
+
+    Accuracy: Wilson. NLL and Brier score: mean plus and minus 1.96 standard errors. Calibration errors: test inversion.
+
+    Returns:
+        ``(intervals, floors)``, dictionaries from metric to (low, high) and to (mean, q95).
+    """
+    from scipy.stats import binomtest
+
+    confidence, correct = top_label(p, y)
+    wilson = binomtest(int(correct.sum()), len(correct)).proportion_ci(LEVEL, method="wilson")
+    intervals = {"accuracy": (float(wilson.low), float(wilson.high))}
+    floors = {}
+    for metric in METRICS:
+        if metric in TOP_LABEL_METRICS:
+            intervals[metric] = _invert(_TopLabelModel(metric, confidence, correct), n_resamples, seed)
+            floors[metric] = noise_floor(confidence, metric, n_resamples, seed)
+        elif metric == "cwece":
+            intervals[metric] = _invert(_ClasswiseModel(p, y), n_resamples, seed)
+            floors[metric] = noise_floor(p, metric, n_resamples, seed)
+        elif metric in _LOSSES:
+            losses = _LOSSES[metric](p, y)
+            half = 1.959964 * losses.std(ddof=1) / np.sqrt(len(losses)) if len(losses) > 1 else np.inf
+            intervals[metric] = (float(max(losses.mean() - half, 0.0)), float(losses.mean() + half))
+    return intervals, floors
+
+
+_LOSSES = {"nll": log_losses, "brier": brier_losses}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Difference of a metric between two sets of predictions on the same samples, with its 95 % interval."""
+
+    difference: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """ "lower", "higher" or "no difference": of the first against the second, by the interval."""
+        return "lower" if self.high < 0 else "higher" if self.low > 0 else "no difference"
+
+
+def compare(
+    probs: Any, other_probs: Any, labels: Any, metric: str = "ece", *, n_resamples: int = 500, seed: int = 0
+) -> Comparison:
+    """Is one set of predictions better than another? Paired bootstrap over the samples, basic interval.
+
+    Both calibration errors are too high by their noise; the one nearer its floor by more. The difference is
+    therefore pulled towards zero, and a verdict is on the safe side.
+
+    Args:
+        probs, other_probs: (N, K) each.
+        labels: (N,).
+        metric: "accuracy", "ece", "adaece", "mce", "smce", "nll" or "brier".
+        n_resamples, seed: of the bootstrap.
+
+    Returns:
+        :class:`Comparison` of metric(probs) - metric(other_probs).
+
+    Raises:
+        ValueError: bad arrays, different shapes or an unknown metric.
+
+    Source: paired bootstrap (Efron and Tibshirani 1993).
+
+    >>> compare([[0.9, 0.1]] * 50, [[0.6, 0.4]] * 50, [0] * 45 + [1] * 5, n_resamples=100).verdict
+    'lower'
+    """
+    p, q = as_probabilities(probs), as_probabilities(other_probs, "other_probs")
+    if p.shape != q.shape:
+        raise ValueError(f"probs has shape {p.shape} but other_probs has {q.shape}")
+    y = as_labels(labels, *p.shape)
+    first, second = _row_statistic(metric, p, y), _row_statistic(metric, q, y)
+    n, rng = len(y), np.random.default_rng(seed)
+    rows = np.arange(n)
+    difference = first(rows) - second(rows)
+    resampled = []
+    for _ in range(n_resamples):
+        rows = rng.integers(n, size=n)
+        resampled.append(first(rows) - second(rows))
+    low, high = 2 * difference - np.quantile(resampled, [(1 + LEVEL) / 2, (1 - LEVEL) / 2])
+    return Comparison(float(difference), float(low), float(high))
+
+
+def _row_statistic(metric: str, p: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], float]:
+    """The metric as a function of the rows that are in the sample."""
+    confidence, correct = top_label(p, y)
+    if metric in TOP_LABEL_METRICS:
+        statistic = top_label_statistic(metric, confidence)
+        return lambda rows: statistic(rows, correct[rows])
+    if metric != "accuracy" and metric not in _LOSSES:
+        raise ValueError(f"cannot compare by {metric!r}; known: accuracy, {', '.join((*TOP_LABEL_METRICS, *_LOSSES))}")
+    values = correct if metric == "accuracy" else _LOSSES[metric](p, y)
+    return lambda rows: float(values[rows].mean())

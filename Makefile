@@ -41,7 +41,8 @@ help: ## list the targets
 # Compared by content, so that a fresh clone (whose files are all new) takes a shared environment as it is.
 env: ## make the environment (done by the other targets where it is needed)
 ifeq ($(VENV),)
-	@$(PYTHON) -c 'import sys, ipykernel, papermill, torch; assert sys.version_info >= (3, 11)' || \
+	@$(PYTHON) -c 'import sys; from importlib.util import find_spec as find; \
+	    sys.exit(sys.version_info < (3, 11) or not (find("papermill") and find("ipykernel") and find("torch")))' || \
 	    { echo 'VENV= needs an active environment made from environment.yml, with Python >= 3.11' >&2; exit 1; }
 else
 	@$(WANTED) | cmp -s - $(STAMP) || $(MAKE) --no-print-directory install

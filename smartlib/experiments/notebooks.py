@@ -60,6 +60,8 @@ def find_root(start: Path) -> Path:
 def find_notebooks(root: Path, names: tuple[str, ...] = ()) -> list[Path]:
     """The notebooks in the order of their numbers; with `names` (``04`` or ``04_smart``) only those."""
     paths = sorted((root / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    if not paths:
+        raise NotebookError(f"{root / 'notebooks'} holds no notebook (NN_name.ipynb)")
     for name in names:
         if not any(name in (path.stem, path.stem[:2]) for path in paths):
             known = ", ".join(path.stem for path in paths)
@@ -186,7 +188,7 @@ def execute(
                 parameters={"profile": profile},
                 cwd=str(path.parent),
                 progress_bar=False,
-                extra_arguments=["--log-level=ERROR"],
+                extra_arguments=["--log-level=CRITICAL"],
                 start_timeout=START_TIMEOUT,
                 execution_timeout=timeout or CELL_TIMEOUT[profile],
             )

@@ -33,7 +33,9 @@ class SMART(TemperatureCalibrator):
     Args:
         solver: "lbfgs" (default): full-batch L-BFGS from a fixed start, deterministic, no seed. "adam": the paper's
             recipe, Adam at learning rate 5e-3 for at most 2,000 full-batch epochs, stopped after 200 epochs without
-            an improvement of 1e-4, best weights restored; depends on ``seed``.
+            an improvement of ``tol``, best weights restored; depends on ``seed``.
+        tol: L-BFGS stops when an iteration improves the objective by less; Adam counts an epoch as an improvement
+            only when it gains more. Part of the method: minimising to the end over-fits (notebook 04).
         max_iter: limit of the solver; None means 500 L-BFGS iterations or 2,000 Adam epochs.
         n_bins, bandwidth, delta: M, lambda and delta of the objective, see `smartlib.soft_ece`.
         seed: of Adam's initial weights, and of ``start_noise``.
@@ -60,6 +62,7 @@ class SMART(TemperatureCalibrator):
         self,
         *,
         solver: str = "lbfgs",
+        tol: float = 1e-4,
         max_iter: int | None = None,
         n_bins: int = N_BINS,
         bandwidth: float = BANDWIDTH,
@@ -68,6 +71,7 @@ class SMART(TemperatureCalibrator):
         start_noise: float = 0.0,
     ):
         self.solver = solver
+        self.tol = tol
         self.max_iter = max_iter
         self.n_bins = n_bins
         self.bandwidth = bandwidth
@@ -255,7 +259,7 @@ def _fit_lbfgs(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) 
 
     limit = 500 if smart.max_iter is None else smart.max_iter
     result = minimize(
-        objective, start, jac=True, method="L-BFGS-B", options={"maxiter": limit, "ftol": 1e-4, "gtol": 1e-7}
+        objective, start, jac=True, method="L-BFGS-B", options={"maxiter": limit, "ftol": smart.tol, "gtol": 0.0}
     )
     return result.x, int(result.nit), bool(result.success)
 
@@ -299,7 +303,7 @@ def _fit_adam(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) -
         value = loss.item()
         if value < best_loss:  # a copy: the tensors go on changing
             best_loss, best = value, [p.detach().clone() for p in parameters]
-        if value < reference - 1e-4:
+        if value < reference - smart.tol:
             reference, waited = value, 0
         else:
             waited += 1

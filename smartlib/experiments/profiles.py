@@ -1,0 +1,38 @@
+"""Which bundles the notebooks use in each profile."""
+
+from __future__ import annotations
+
+# The first bundle of a profile is the one that single examples show.
+BUNDLES = {
+    # Trained for this companion, shipped with it: no network, minutes on a laptop.
+    "embedded": ("fashion/resnet", "fashion/densenet", "fashion/vit"),
+    # Public logits, downloaded once: among them the paper's own CIFAR-10 ResNet-50.
+    "public": (
+        "public/cifar10-resnet50-ce",
+        "public/cifar10-resnet50-focal",
+        "public/cifar10-densenet40",
+        "public/cifar10-wideresnet-16-4",
+        "public/cifar100-wideresnet-16-4",
+        "public/cifar100-densenet-bc-100",
+    ),
+}
+
+# Bundles whose values others reported: dataset and model in `smartlib.experiments.reported`.
+REPORTED_AS = {
+    "public/cifar10-resnet50-ce": ("cifar10", "resnet50"),
+    "public/cifar10-densenet40": ("cifar10", "densenet40"),
+}
+
+
+def bundle_names(profile: str) -> tuple[str, ...]:
+    """The bundles of a profile.
+
+    Raises:
+        ValueError: an unknown profile; the message lists the known ones.
+
+    >>> bundle_names("embedded")[0]
+    'fashion/resnet'
+    """
+    if profile not in BUNDLES:
+        raise ValueError(f"unknown profile {profile!r}; known: {', '.join(BUNDLES)}")
+    return BUNDLES[profile]

@@ -68,7 +68,8 @@ def like(result: np.ndarray, original: Any) -> Any:
         return result
     import torch
 
-    return torch.from_numpy(np.ascontiguousarray(result)).to(original.device)
+    # Not ascontiguousarray, which would make a scalar one-dimensional.
+    return torch.from_numpy(np.asarray(result, order="C")).to(original.device)
 
 
 def row_chunks(n: int, k: int) -> Iterator[slice]:

@@ -62,7 +62,7 @@ def soft_ece(
     0.4
     """
     f, a = as_confidence_and_correct(confidence, correct)
-    mass, gap = _soft_bins(f, a, *_check_settings(n_bins, bandwidth, delta)[:2])
+    mass, gap = _soft_bins(f, a, *check_settings(n_bins, bandwidth, delta)[:2])
     return _charbonnier(mass, gap, delta)
 
 
@@ -134,7 +134,7 @@ def certificate(
     True
     """
     f, a = as_confidence_and_correct(confidence, correct)
-    n_bins, bandwidth, delta = _check_settings(n_bins, bandwidth, delta)
+    n_bins, bandwidth, delta = check_settings(n_bins, bandwidth, delta)
     mass, gap = _soft_bins(f, a, n_bins, bandwidth)
     h, sup = _charbonnier(mass, gap, delta), kernel_error(n_bins, bandwidth)
     local = np.concatenate([_kernel_distance(f[rows], n_bins, bandwidth) for rows in row_chunks(len(f), n_bins)])
@@ -189,7 +189,8 @@ def _charbonnier(mass: np.ndarray, gap: np.ndarray, delta: float) -> float:
     return float(np.hypot(gap, delta * mass).sum())
 
 
-def _check_settings(n_bins: Any, bandwidth: float, delta: float) -> tuple[int, float, float]:
+def check_settings(n_bins: Any, bandwidth: float, delta: float) -> tuple[int, float, float]:
+    """The three settings as int, float, float; raises ValueError where one is outside its range."""
     if not (np.isfinite(bandwidth) and bandwidth > 0):
         raise ValueError(f"bandwidth must be positive and finite, got {bandwidth!r}")
     if not (np.isfinite(delta) and delta >= 0):

@@ -107,6 +107,29 @@ def paper_table(
             if len(group) > 1:
                 low, high = (format_value(x, metric) for x in (group[metric].min(), group[metric].max()))
                 here = f"{here} ({low} to {high}, {len(group)} seeds)"
-            rows.append({"model": bundle, "method": label(method), "metric": header(metric),
-                         "reported": format_value(found.value, metric), "here": here, "source": found.source})  # fmt: skip
+            row = {"model": bundle, "method": label(method), "metric": header(metric)}
+            rows.append(row | {"reported": format_value(found.value, metric), "here": here, "source": found.source})
     return pd.DataFrame(rows)
+
+
+def spread_table(
+    rows: pd.DataFrame, by: Sequence[str], metrics: Sequence[str] = ("ece", "smce", "nll")
+) -> pd.DataFrame:
+    """How much metrics vary within groups: "mean (min to max)" and the number of runs.
+
+    Args:
+        rows: one row per run, with the columns of ``by`` and the metrics as fractions.
+        by: the columns that make a group.
+        metrics: the columns to summarise.
+
+    Returns:
+        Text table indexed by ``by``.
+    """
+    groups = rows.groupby(list(by), sort=False)
+    table = pd.DataFrame({"runs": groups.size()})
+    for metric in metrics:
+        mean, low, high = (
+            groups[metric].agg(how).map(lambda x, m=metric: format_value(x, m)) for how in ("mean", "min", "max")
+        )
+        table[header(metric)] = mean + " (" + low + " to " + high + ")"
+    return table

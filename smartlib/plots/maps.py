@@ -52,6 +52,6 @@ def temperature_map(
     ax.set(
         xlabel="margin m = z(1) − z(2)  (logit units)", ylabel="temperature T", xlim=(0, grid[-1]), title=title or ""
     )
-    ax.set_ylim(bottom=0)
+    ax.set_ylim(0, 1.15 * ax.get_ylim()[1])
     ax.legend(loc="best")
     return ax

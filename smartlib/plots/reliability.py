@@ -58,14 +58,14 @@ def reliability_diagram(
            label="95 % of calibrated samples")  # fmt: skip
     ax.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":")
     ax.vlines(mean, mean, accuracy, color=colour(method), linewidth=1.2)
-    ax.scatter(mean, accuracy, s=16, color=colour(method), zorder=3, label="accuracy of the bin")
+    ax.scatter(mean, accuracy, s=16, color=colour(method), zorder=3, clip_on=False, label="accuracy of the bin")
     ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="accuracy", aspect="equal")
     ax.xaxis.set_major_formatter(PercentFormatter(1.0))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     ax.text(0.04, 0.96, f"ECE {100 * expected_calibration_error(f, a, n_bins):.2f} %", transform=ax.transAxes,
             va="top", fontsize=9, color=colour(method), fontweight="bold")  # fmt: skip
 
-    strip = ax.inset_axes((0, 1.03, 1, 0.13), sharex=ax)
+    strip = ax.inset_axes((0, 1.06, 1, 0.13), sharex=ax)
     strip.hist(f, bins=np.linspace(0, 1, 61), color=colour(method), alpha=0.8)
     strip.set_yscale("log")
     strip.tick_params(labelbottom=False, labelsize=6)

@@ -1,0 +1,168 @@
+"""Cells and their records: computed once, resumed, renewed when the code or the data change."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from smartlib.data import Bundle, Split
+from smartlib.experiments import choices, grid
+from smartlib.experiments.grid import Cell, cell_key, run_cells
+from smartlib.experiments.tables import metric_table, paper_table, verdict_table
+
+
+def small_bundle(seed: int = 0) -> Bundle:
+    rng = np.random.default_rng(seed)
+
+    def split(n):
+        logits = rng.normal(size=(n, 4)) * 2
+        p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        return Split(3 * logits, np.array([rng.choice(4, p=row) for row in p]))
+
+    return Bundle("small", split(300), split(300))
+
+
+CELLS = [Cell("small", "uncalibrated"), Cell("small", "ts", "ts"), Cell("small", "smart", "smart")]
+
+
+@pytest.fixture
+def counted(tmp_path, monkeypatch):
+    """Runs in an empty folder, with few resamples; counts the cells that were computed."""
+    monkeypatch.setenv("SMARTLIB_FIGURES_DIR", str(tmp_path))
+    monkeypatch.delenv("SMARTLIB_FORCE", raising=False)
+    monkeypatch.setattr(grid, "N_RESAMPLES", 10)
+    monkeypatch.setattr(grid, "load", lambda name: small_bundle())
+    computed = []
+    original = grid.run_cell
+
+    def run_cell(cell, *args):
+        computed.append(cell.method)
+        return original(cell, *args)
+
+    monkeypatch.setattr(grid, "run_cell", run_cell)
+    return computed
+
+
+def test_a_cell_is_computed_once_and_one_record_in_fifty_is_checked(counted):
+    first = run_cells(CELLS, "p")
+    assert counted == ["uncalibrated", "ts", "smart"]
+    second = run_cells(CELLS, "p")
+    assert len(counted) == 4, "one of three records is computed again to check it"
+    pd.testing.assert_frame_equal(first, second)
+
+
+def test_records_hold_what_was_measured(counted):
+    table = run_cells(CELLS, "p").set_index("method")
+    assert (table["kept_predictions"] == 1).all()
+    assert table.loc["ts", "temperature"] == pytest.approx(3, rel=0.2), "logits were three times too large"
+    assert table.loc["uncalibrated", "ece"] > table.loc["uncalibrated", "ece_floor_q95"]
+    assert table.loc["ts", "ece_vs_ts"] == 0
+    assert table.loc["uncalibrated", "nll_vs_ts_low"] > 0
+
+
+def test_an_interrupted_run_resumes(counted, monkeypatch):
+    real = grid.run_cell
+
+    def stopped(cell, *args):
+        if cell.method == "smart":
+            raise KeyboardInterrupt
+        return real(cell, *args)
+
+    monkeypatch.setattr(grid, "run_cell", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(CELLS, "p")
+    monkeypatch.setattr(grid, "run_cell", real)
+    monkeypatch.setattr(grid, "_check", lambda *_: None)
+    counted.clear()
+    run_cells(CELLS, "p")
+    assert counted.count("smart") == 1 and len(counted) == 2, "the missing cell, and one check"
+
+
+def test_force_computes_all(counted, monkeypatch):
+    run_cells(CELLS, "p")
+    counted.clear()
+    monkeypatch.setenv("SMARTLIB_FORCE", "1")
+    run_cells(CELLS, "p")
+    assert counted == ["uncalibrated", "ts", "smart"]
+
+
+def test_a_planted_wrong_record_is_found(counted, tmp_path):
+    run_cells(CELLS[:1], "p")
+    path = tmp_path / "records" / "p.csv"
+    table = pd.read_csv(path)
+    table["nll"] += 0.01
+    table.to_csv(path, index=False)
+    with pytest.raises(RuntimeError, match=r"small, uncalibrated .* says nll"):
+        run_cells(CELLS[:1], "p")
+
+
+def test_the_key_follows_data_settings_and_the_calibrators_own_source(monkeypatch, tmp_path):
+    bundle, other = small_bundle(), small_bundle(1)
+    keys = {
+        cell_key(CELLS[1], bundle), cell_key(CELLS[1], other), cell_key(CELLS[2], bundle),
+        cell_key(Cell("small", "smart", "smart", {"solver": "adam"}), bundle),
+    }  # fmt: skip
+    assert len(keys) == 4
+    assert cell_key(CELLS[1], small_bundle()) == cell_key(CELLS[1], bundle)
+    # A copy of the sources in which SMART's file was touched: its key changes, the others' do not.
+    import shutil
+
+    import smartlib
+
+    package = tmp_path / "smartlib"
+    shutil.copytree(smartlib.__path__[0], package, ignore=shutil.ignore_patterns("shipped", "__pycache__"))
+    source = package / "calibrators" / "smart.py"
+    source.write_text(source.read_text(encoding="utf-8") + "# touched\n", encoding="utf-8")
+    before = [cell_key(cell, bundle) for cell in CELLS]
+    monkeypatch.setattr(smartlib, "__file__", str(package / "__init__.py"))
+    after = [cell_key(cell, bundle) for cell in CELLS]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False]
+
+
+def test_records_of_an_older_key_are_dropped_and_others_kept(counted, monkeypatch, tmp_path):
+    run_cells(CELLS, "p")
+    monkeypatch.setattr(grid, "N_RESAMPLES", 11)
+    run_cells(CELLS[:2], "p")
+    table = pd.read_csv(tmp_path / "records" / "p.csv")
+    assert sorted(table["method"]) == ["smart", "ts", "uncalibrated"]
+
+
+def test_tables_show_percent_with_intervals_and_a_verdict(counted):
+    records = run_cells(CELLS, "p")
+    table = metric_table(records, ["ece", "nll"])
+    row = records.set_index("method").loc["ts"]
+    shown = f"{100 * row['ece']:.2f} [{100 * row['ece_low']:.2f}, {100 * row['ece_high']:.2f}]"
+    assert table.loc[("small", "temperature scaling"), "ECE, %"] == shown
+    verdict = verdict_table(records, "uncalibrated").loc["small"]
+    assert verdict["NLL, nats"].startswith("higher: +") and verdict["predictions kept"] == "100.00%"
+
+
+def test_paper_table_puts_reported_values_beside_ours():
+    base = {"ece": 0.04354, "adaece": 0.04338, "cwece": 0.009, "nll": 0.4121, "accuracy": 0.9505}
+    rows = [{"bundle": "public/cifar10-resnet50-ce", "method": "uncalibrated"} | base]
+    rows += [
+        {"bundle": "public/cifar10-resnet50-ce", "method": "smart-adam"} | base | {"ece": e} for e in (0.007, 0.009)
+    ]
+    rows += [{"bundle": "fashion/resnet", "method": "ts"} | base]
+    table = paper_table(pd.DataFrame(rows)).set_index(["method", "metric"])
+    assert table.loc[("uncalibrated", "ECE, %"), ["reported", "here"]].tolist() == ["4.34", "4.35"]
+    adam = table.loc[("SMART (Adam)", "ECE, %")]
+    assert adam["reported"] == "0.76" and adam["here"] == "0.80 (0.70 to 0.90, 2 seeds)"
+    assert set(table["model"]) == {"public/cifar10-resnet50-ce"}
+
+
+def test_held_out_table_never_reads_the_test_split(monkeypatch):
+    bundle = small_bundle()
+
+    class Guarded:
+        val = bundle.val
+
+        @property
+        def test(self):
+            pytest.fail("the test split was read")
+
+    monkeypatch.setattr(choices, "load", lambda name: Guarded())
+    from smartlib import TemperatureScaling
+
+    table = choices.held_out_table(["small"], {"ts": TemperatureScaling()}, n_splits=2, sizes=(50, None))
+    assert table["size"].tolist() == [50, 150, 50, 150]
+    assert table["ece"].between(0, 0.5).all() and table["n_errors"].gt(0).all()

@@ -32,6 +32,8 @@ class Calibrator(BaseEstimator):
 
     registry_name: str
     """Name under which `smartlib.calibrators.create` knows the class."""
+    learned: tuple[str, ...] = ()
+    """Names of the learned values without which a prediction is impossible; a saved file must hold them."""
 
     def fit(self, logits: Any, labels: Any, *, features: Any = None, head: Any = None, from_probs: bool = False):
         """Fit on validation data.
@@ -77,8 +79,9 @@ class Calibrator(BaseEstimator):
             ValueError: bad arrays, or another K than at the fit.
         """
         z = self._checked_logits(logits, from_probs)
-        double = z.dtype == np.float64 and to_numpy(logits).dtype == np.float64
-        probs = self._predict_proba(z, np.float64 if double else np.float32, features=features)
+        given = to_numpy(logits).dtype  # log-probabilities of float32 rows are float64
+        single = given.kind == "f" and given.itemsize <= 4
+        probs = self._predict_proba(z, np.float32 if single else np.float64, features=features)
         return like(probs, logits)
 
     def _checked_logits(self, logits: Any, from_probs: bool) -> np.ndarray:
@@ -117,7 +120,7 @@ class Calibrator(BaseEstimator):
             "format": _FORMAT,
             "smartlib": smartlib.__version__,
             "calibrator": self.registry_name,
-            "settings": self.get_params(),
+            "settings": {name: _encode(value) for name, value in self.get_params().items()},
             "learned": {name: _encode(value) for name, value in sorted(vars(self).items()) if name.endswith("_")},
         }
         path = Path(path)
@@ -136,26 +139,28 @@ def load_calibrator(path: str | os.PathLike) -> Calibrator:
         The fitted calibrator; its predictions equal those of the saved one exactly.
 
     Raises:
-        ValueError: not JSON, not a calibrator, an unknown calibrator or unknown settings.
+        ValueError: not JSON, not a calibrator, an unknown calibrator, unknown settings or a damaged file.
     """
     from smartlib.calibrators import create
 
-    text = Path(path).read_text(encoding="utf-8")
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a JSON file: {error}") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ValueError(f'{path} is not a saved calibrator (no "format": "{_FORMAT}")')
     try:
         calibrator = create(content["calibrator"], **content["settings"])
-        learned = content["learned"].items()
+        learned = {name: _decode(value) for name, value in content["learned"].items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is a damaged calibrator file or one of another version: {error}") from None
-    for name, value in learned:
+    missing = [name for name in ("n_classes_", *calibrator.learned) if name not in learned]
+    if missing:
+        raise ValueError(f"{path} is a damaged calibrator file: it lacks {', '.join(missing)}")
+    for name, value in learned.items():
         if not name.endswith("_") or name.startswith("_"):
             raise ValueError(f"{path}: {name!r} is not the name of a learned value")
-        setattr(calibrator, name, _decode(value))
+        setattr(calibrator, name, value)
     return calibrator
 
 

@@ -9,8 +9,9 @@ from scipy.optimize import brentq
 
 from smartlib.arrays import row_chunks
 from smartlib.calibrators.base import TemperatureCalibrator, warn
+from smartlib.toplabel import margin_of
 
-# The temperature is searched within this factor of the logits' own scale, so that multiplying all logits by a
+# The temperature is searched within this factor of the logits' own scales, so that multiplying all logits by a
 # constant multiplies the temperature by it.
 _SEARCH_FACTOR = 1e3
 
@@ -36,14 +37,15 @@ class TemperatureScaling(TemperatureCalibrator):
 
     registry_name = "ts"
     n_parameters = 1
+    learned = ("temperature_",)
 
     def _fit(self, z: np.ndarray, y: np.ndarray, *, features: Any, head: Any) -> None:
-        scale = _scale(z)
-        low, high = -np.log(scale * _SEARCH_FACTOR), -np.log(scale / _SEARCH_FACTOR)
+        small, large = _scales(z)
+        low, high = -np.log(large * _SEARCH_FACTOR), -np.log(small / _SEARCH_FACTOR)
         self.bound_hit_ = None
         if _nll_slope(z, y, np.exp(low)) >= 0:
             log_s, self.bound_hit_ = low, "upper"
-        elif _nll_slope(z, y, np.exp(high)) <= 1e-12 * scale:
+        elif _nll_slope(z, y, np.exp(high)) <= 1e-12 * small:
             log_s, self.bound_hit_ = high, "lower"
         else:
             log_s = brentq(lambda u: _nll_slope(z, y, np.exp(u)), low, high, xtol=1e-12, rtol=1e-12)
@@ -60,14 +62,21 @@ class TemperatureScaling(TemperatureCalibrator):
         return np.full(len(z), self.temperature_)
 
 
-def _scale(z: np.ndarray) -> float:
-    """Mean finite gap to the largest logit; 1 where all logits tie."""
+def _scales(z: np.ndarray) -> tuple[float, float]:
+    """Median finite margin and mean finite gap to the largest logit, ties left out; 1 where all logits tie.
+
+    Classes that were masked by a number like -1e9 rather than by -inf rule the mean gap, but not the margin.
+    """
     total = count = 0.0
     for rows in row_chunks(*z.shape):
         gaps = z[rows].max(axis=1, keepdims=True).astype(np.float64) - z[rows]
         finite = gaps[np.isfinite(gaps) & (gaps > 0)]
         total, count = total + finite.sum(), count + finite.size
-    return float(total / count) if count else 1.0
+    if not count:
+        return 1.0, 1.0
+    mean, margins = float(total / count), margin_of(z)
+    margins = margins[np.isfinite(margins) & (margins > 0)]
+    return min(mean, float(np.median(margins))) if margins.size else mean, mean
 
 
 def _nll_slope(z: np.ndarray, y: np.ndarray, s: float) -> float:

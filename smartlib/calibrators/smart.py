@@ -18,11 +18,13 @@ from sklearn.exceptions import ConvergenceWarning
 
 from smartlib.arrays import row_chunks
 from smartlib.calibrators.base import TemperatureCalibrator, warn
-from smartlib.softece import BANDWIDTH, DELTA, N_BINS, soft_ece_and_gradient
+from smartlib.softece import BANDWIDTH, DELTA, N_BINS, check_settings, soft_ece_and_gradient
 from smartlib.toplabel import confidence_of, margin_of
 
 WIDTH = 16
 MIN_TEMPERATURE = 0.1
+# L-BFGS sees confidences up to this temperature only (ConfidenceTable).
+MAX_TEMPERATURE = 100.0
 # Below this many errors in the validation set SMART was seen to do worse than temperature scaling (notebook 04).
 FEW_ERRORS = 25
 
@@ -57,6 +59,8 @@ class SMART(TemperatureCalibrator):
 
     registry_name = "smart"
     n_parameters = 3 * WIDTH + 1
+    learned = ("hidden_weight_", "hidden_bias_", "output_weight_", "output_bias_",
+               "margin_mean_", "margin_std_", "margin_range_")  # fmt: skip
 
     def __init__(
         self,
@@ -82,14 +86,16 @@ class SMART(TemperatureCalibrator):
     def _fit(self, z: np.ndarray, y: np.ndarray, *, features: Any, head: Any) -> None:
         if self.solver not in _SOLVERS:
             raise ValueError(f"solver must be one of {', '.join(map(repr, _SOLVERS))}, got {self.solver!r}")
+        check_settings(self.n_bins, self.bandwidth, self.delta)
+        if self.max_iter is not None and self.max_iter < 1:
+            raise ValueError(f"max_iter must be at least 1 or None, got {self.max_iter!r}")
         m = margin_of(z)
         finite = m[np.isfinite(m)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
         self.margin_range_ = [low, high]
         self.margin_mean_ = float(finite.mean()) if finite.size else 0.0
-        self.margin_std_ = float(finite.std()) if finite.size else 0.0
-        if not self.margin_std_ > 0:
-            self.margin_std_ = 1.0
+        self.margin_std_ = float(finite.std()) if high > low else 1.0  # std of equal numbers may round to 1e-17
+        if not high > low:
             warn("SMART: all margins are equal, so T(m) is a single temperature.")
         if 0 < self.n_errors_ < FEW_ERRORS:
             warn(
@@ -113,6 +119,13 @@ class SMART(TemperatureCalibrator):
                 f"SMART: T is at its floor of {MIN_TEMPERATURE} for {at_floor:.0%} of the samples. Logits of a small "
                 "scale (a cosine or normalised head) need smaller temperatures: multiply all logits by a constant, "
                 "for example so that their mean margin is about 10, before fit and predict_proba."
+            )
+        at_ceiling = float(np.mean(t > MAX_TEMPERATURE / 1.02)) if self.solver == "lbfgs" else 0.0
+        if at_ceiling > 0.05:
+            warn(
+                f"SMART: T is at its ceiling of {MAX_TEMPERATURE:g} for {at_ceiling:.0%} of the samples. Logits of a "
+                "large scale need larger temperatures: divide all logits by a constant, for example so that their mean "
+                "margin is about 10, before fit and predict_proba."
             )
 
     def _standardised(self, m: np.ndarray) -> np.ndarray:
@@ -244,7 +257,7 @@ def _start(x: np.ndarray, t0: float) -> np.ndarray:
 
 def _fit_lbfgs(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, int, bool]:
     settings = (smart.n_bins, smart.bandwidth, smart.delta)
-    table = ConfidenceTable(z, max_temperature=100.0)
+    table = ConfidenceTable(z, max_temperature=MAX_TEMPERATURE)
     constants = np.exp(table.nodes[1:])
     t0 = min(constants, key=lambda t: soft_ece_and_gradient(table(np.full(len(x), t))[0], correct, *settings)[0])
     start = _start(x, t0)
@@ -261,7 +274,7 @@ def _fit_lbfgs(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) 
     result = minimize(
         objective, start, jac=True, method="L-BFGS-B", options={"maxiter": limit, "ftol": smart.tol, "gtol": 0.0}
     )
-    return result.x, int(result.nit), bool(result.success)
+    return result.x, int(result.nit), result.status != 1  # 1: iteration limit; a failed line search is the end
 
 
 def _fit_adam(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, int, bool]:
@@ -290,7 +303,8 @@ def _fit_adam(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) -
         f = 1.0 / torch.exp(-gaps / t[:, None]).sum(dim=1)
         weights = torch.softmax(-((f[:, None] - centres) ** 2) / (2 * smart.bandwidth**2), dim=1)
         mass, gap = weights.mean(dim=0), ((correct - f)[:, None] * weights).mean(dim=0)
-        return torch.sqrt(gap**2 + (smart.delta * mass) ** 2).sum()
+        # A bin so far from all confidences that its square underflows would have a gradient of 0 / 0.
+        return torch.sqrt((gap**2 + (smart.delta * mass) ** 2).clamp_min(1e-300)).sum()
 
     limit = 2000 if smart.max_iter is None else smart.max_iter
     best, reference, waited, epoch = None, np.inf, 0, 0

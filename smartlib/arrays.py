@@ -157,8 +157,8 @@ def log_probabilities(probs: Any) -> np.ndarray:
 
     Source: ours.
 
-    >>> log_probabilities([[0.5, 0.5, 0.0]]).round(3)
-    array([[  -0.693,   -0.693, -708.396]])
+    >>> log_probabilities([[0.5, 0.5, 0.0]]).round(3).tolist()
+    [[-0.693, -0.693, -708.396]]
     """
     array = to_numpy(probs, "probs")
     tiny = np.finfo(array.dtype if array.dtype.kind == "f" else np.float64).tiny

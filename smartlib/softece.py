@@ -31,11 +31,16 @@ def bin_centres(n_bins: int) -> np.ndarray:
 
 def soft_weights(v: np.ndarray, n_bins: int, bandwidth: float) -> np.ndarray:
     """Soft-bin weights w_b(v): (N, M), each row sums to one. ``v`` is (N,) in [0, 1]."""
-    exponent = -((v[:, None] - bin_centres(n_bins)) ** 2) / (2 * bandwidth**2)
-    exponent -= exponent.max(axis=1, keepdims=True)  # a narrow kernel would underflow in every bin
-    weights = np.exp(exponent, out=exponent)
-    weights /= weights.sum(axis=1, keepdims=True)
-    return weights
+    centres = bin_centres(n_bins)
+    # One row per bin while computing: sums over the bins are then sums of long vectors, twice as fast.
+    square = np.subtract(v, centres[:, None])
+    np.square(square, out=square)
+    # Relative to the nearest centre, since a narrow kernel would underflow in every bin.
+    square -= (v - centres[np.minimum((v * n_bins).astype(int), n_bins - 1)]) ** 2
+    square /= -2 * bandwidth**2
+    weights = np.exp(square, out=square)
+    weights /= weights.sum(axis=0)
+    return weights.T
 
 
 def soft_ece(

@@ -117,7 +117,7 @@ class _TopLabelModel:
         def simulate(rng: np.random.Generator, resample: bool = True) -> float:
             # Rows are drawn anew too: the truth is about the population, not about these confidences.
             n = len(self.f)
-            rows = np.sort(rng.integers(n, size=n)) if resample else self.rows
+            rows = np.repeat(self.rows, np.bincount(rng.integers(n, size=n), minlength=n)) if resample else self.rows
             return self.statistic(rows, (rng.random(n) < accuracy[rows]).astype(np.float64))
 
         return simulate
@@ -155,7 +155,7 @@ class _ClasswiseModel:
 
         def simulate(rng: np.random.Generator, resample: bool = True) -> float:
             label = (cumulative < rng.random((n, 1))).sum(axis=1)
-            weight = rng.multinomial(n, np.full(n, 1 / n)) if resample else np.ones(n)
+            weight = np.bincount(rng.integers(n, size=n), minlength=n) if resample else np.ones(n)
             hits = np.bincount(self.cell[np.arange(n), label], weight, self.n_cells)
             total = np.bincount(self.cell.ravel(), (self.p * weight[:, None]).ravel(), self.n_cells)
             return float(np.abs(hits - total).sum() / (n * k))

@@ -1,5 +1,7 @@
 """Cells and their records: computed once, resumed, renewed when the code or the data change."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,15 +23,18 @@ def small_bundle(seed: int = 0) -> Bundle:
     return Bundle("small", split(300), split(300))
 
 
-CELLS = [Cell("small", "uncalibrated"), Cell("small", "ts", "ts"), Cell("small", "smart", "smart")]
+CELLS = [
+    Cell("small", "uncalibrated", n_resamples=10),
+    Cell("small", "ts", "ts", n_resamples=10),
+    Cell("small", "smart", "smart", n_resamples=10),
+]
 
 
 @pytest.fixture
 def counted(tmp_path, monkeypatch):
-    """Runs in an empty folder, with few resamples; counts the cells that were computed."""
+    """Runs in an empty folder; counts the cells that were computed."""
     monkeypatch.setenv("SMARTLIB_FIGURES_DIR", str(tmp_path))
     monkeypatch.delenv("SMARTLIB_FORCE", raising=False)
-    monkeypatch.setattr(grid, "N_RESAMPLES", 10)
     monkeypatch.setattr(grid, "load", lambda name: small_bundle())
     computed = []
     original = grid.run_cell
@@ -118,10 +123,9 @@ def test_the_key_follows_data_settings_and_the_calibrators_own_source(monkeypatc
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False]
 
 
-def test_records_of_an_older_key_are_dropped_and_others_kept(counted, monkeypatch, tmp_path):
+def test_records_of_an_older_key_are_dropped_and_others_kept(counted, tmp_path):
     run_cells(CELLS, "p")
-    monkeypatch.setattr(grid, "N_RESAMPLES", 11)
-    run_cells(CELLS[:2], "p")
+    run_cells([replace(cell, n_resamples=11) for cell in CELLS[:2]], "p")
     table = pd.read_csv(tmp_path / "records" / "p.csv")
     assert sorted(table["method"]) == ["smart", "ts", "uncalibrated"]
 

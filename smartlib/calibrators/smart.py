@@ -10,6 +10,7 @@ Charbonnier-SoftECE of the scaled top-label confidences (`smartlib.softece`). Th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from smartlib.toplabel import confidence_of, margin_of
 
 WIDTH = 16
 MIN_TEMPERATURE = 0.1
-# L-BFGS sees confidences up to this temperature only (ConfidenceTable).
+# The solvers see confidences up to this temperature only (ConfidenceTable).
 MAX_TEMPERATURE = 100.0
 # Below this many errors in the validation set SMART was seen to do worse than temperature scaling (notebook 04).
 FEW_ERRORS = 25
@@ -34,10 +35,10 @@ class SMART(TemperatureCalibrator):
 
     Args:
         solver: "lbfgs" (default): full-batch L-BFGS from a fixed start, deterministic, no seed. "adam": the paper's
-            recipe, Adam at learning rate 5e-3 for at most 2,000 full-batch epochs, stopped after 200 epochs without
-            an improvement of ``tol``, best weights restored; depends on ``seed``.
-        tol: L-BFGS stops when an iteration improves the objective by less; Adam counts an epoch as an improvement
-            only when it gains more. Part of the method: minimising to the end over-fits (notebook 04).
+            recipe, Adam at learning rate 5e-3, best weights restored; depends on ``seed``.
+        tol, patience: stop when ``patience`` iterations together improve the objective by less than ``tol`` (Adam:
+            when so many epochs in a row do not improve it by ``tol``). None is the solver's own: 1e-3, 10 for L-BFGS,
+            1e-4, 200 for Adam. Part of the method: minimising to the end over-fits (notebook 04).
         max_iter: limit of the solver; None means 500 L-BFGS iterations or 2,000 Adam epochs.
         n_bins, bandwidth, delta: M, lambda and delta of the objective, see `smartlib.soft_ece`.
         seed: of Adam's initial weights, and of ``start_noise``.
@@ -66,7 +67,8 @@ class SMART(TemperatureCalibrator):
         self,
         *,
         solver: str = "lbfgs",
-        tol: float = 1e-4,
+        tol: float | None = None,
+        patience: int | None = None,
         max_iter: int | None = None,
         n_bins: int = N_BINS,
         bandwidth: float = BANDWIDTH,
@@ -76,6 +78,7 @@ class SMART(TemperatureCalibrator):
     ):
         self.solver = solver
         self.tol = tol
+        self.patience = patience
         self.max_iter = max_iter
         self.n_bins = n_bins
         self.bandwidth = bandwidth
@@ -87,8 +90,10 @@ class SMART(TemperatureCalibrator):
         if self.solver not in _SOLVERS:
             raise ValueError(f"solver must be one of {', '.join(map(repr, _SOLVERS))}, got {self.solver!r}")
         check_settings(self.n_bins, self.bandwidth, self.delta)
-        if self.max_iter is not None and self.max_iter < 1:
-            raise ValueError(f"max_iter must be at least 1 or None, got {self.max_iter!r}")
+        for name in ("max_iter", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1 or None, got {value!r}")
         m = margin_of(z)
         finite = m[np.isfinite(m)]
         low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
@@ -120,7 +125,7 @@ class SMART(TemperatureCalibrator):
                 "scale (a cosine or normalised head) need smaller temperatures: multiply all logits by a constant, "
                 "for example so that their mean margin is about 10, before fit and predict_proba."
             )
-        at_ceiling = float(np.mean(t > MAX_TEMPERATURE / 1.02)) if self.solver == "lbfgs" else 0.0
+        at_ceiling = float(np.mean(t > MAX_TEMPERATURE / 1.02))
         if at_ceiling > 0.05:
             warn(
                 f"SMART: T is at its ceiling of {MAX_TEMPERATURE:g} for {at_ceiling:.0%} of the samples. Logits of a "
@@ -255,74 +260,72 @@ def _start(x: np.ndarray, t0: float) -> np.ndarray:
     return np.concatenate([w, -w * hinge, np.zeros(WIDTH), [u + np.log(-np.expm1(-u))]])
 
 
-def _fit_lbfgs(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, int, bool]:
-    settings = (smart.n_bins, smart.bandwidth, smart.delta)
-    table = ConfidenceTable(z, max_temperature=MAX_TEMPERATURE)
-    constants = np.exp(table.nodes[1:])
-    t0 = min(constants, key=lambda t: soft_ece_and_gradient(table(np.full(len(x), t))[0], correct, *settings)[0])
-    start = _start(x, t0)
-    if smart.start_noise:
-        start = start + smart.start_noise * np.random.default_rng(smart.seed).standard_normal(len(start))
+def _objective(smart: SMART, table: ConfidenceTable, x: np.ndarray, correct: np.ndarray) -> Callable:
+    """The training objective: theta (49,) -> (H, dH/dtheta)."""
 
     def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
         t, backward = _temperature_and_backward(theta, x)
         confidence, slope = table(t)
-        value, gradient = soft_ece_and_gradient(confidence, correct, *settings)
+        value, gradient = soft_ece_and_gradient(confidence, correct, smart.n_bins, smart.bandwidth, smart.delta)
         return value, backward(gradient * slope)
 
-    limit = 500 if smart.max_iter is None else smart.max_iter
+    return objective
+
+
+def _fit_lbfgs(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, int, bool]:
+    table = ConfidenceTable(z, max_temperature=MAX_TEMPERATURE)
+
+    def at_constant(t: float) -> float:
+        confidence = table(np.full(len(x), t))[0]
+        return soft_ece_and_gradient(confidence, correct, smart.n_bins, smart.bandwidth, smart.delta)[0]
+
+    start = _start(x, min(np.exp(table.nodes[1:]), key=at_constant))
+    if smart.start_noise:
+        start = start + smart.start_noise * np.random.default_rng(smart.seed).standard_normal(len(start))
+    objective = _objective(smart, table, x, correct)
+    tol, patience, limit = _stopping(smart, tol=1e-3, patience=10, limit=500)
+    values = [objective(start)[0]]
+
+    def stop_when_slow(intermediate_result) -> None:
+        values.append(intermediate_result.fun)
+        # Progress comes in bursts, so one slow iteration is no reason to stop (notebook 04).
+        if len(values) > patience and values[-1 - patience] - values[-1] < tol:
+            raise StopIteration
+
     result = minimize(
-        objective, start, jac=True, method="L-BFGS-B", options={"maxiter": limit, "ftol": smart.tol, "gtol": 0.0}
-    )
+        objective, start, jac=True, method="L-BFGS-B", callback=stop_when_slow,
+        options={"maxiter": limit, "ftol": 0.0, "gtol": 0.0},
+    )  # fmt: skip
     return result.x, int(result.nit), result.status != 1  # 1: iteration limit; a failed line search is the end
 
 
 def _fit_adam(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, int, bool]:
-    """The paper's recipe: full-batch Adam on the exact confidences."""
+    """The paper's recipe: full-batch Adam from the random initial weights of torch's linear layers."""
     import torch
 
     generator = torch.Generator().manual_seed(smart.seed)
-
-    def uniform(
-        fan_in: int, *shape: int
-    ) -> torch.Tensor:  # torch.nn.Linear's initial distribution, without the global seed
-        bound = fan_in**-0.5
-        return (torch.rand(*shape, generator=generator, dtype=torch.float64) * 2 - 1) * bound
-
-    parameters = [uniform(1, WIDTH), uniform(1, WIDTH), uniform(WIDTH, WIDTH), uniform(WIDTH, 1)]
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    gaps = torch.from_numpy(np.minimum(z.max(axis=1, keepdims=True).astype(np.float64) - z, 1e6))
-    x, correct = torch.from_numpy(x), torch.from_numpy(correct)
-    centres = (torch.arange(smart.n_bins, dtype=torch.float64) + 0.5) / smart.n_bins
-    optimizer = torch.optim.Adam(parameters, lr=5e-3)
-
-    def loss_at_parameters() -> torch.Tensor:
-        w, b, v, c = parameters
-        t = torch.nn.functional.softplus(torch.relu(x[:, None] * w + b) @ v + c) + MIN_TEMPERATURE
-        f = 1.0 / torch.exp(-gaps / t[:, None]).sum(dim=1)
-        weights = torch.softmax(-((f[:, None] - centres) ** 2) / (2 * smart.bandwidth**2), dim=1)
-        mass, gap = weights.mean(dim=0), ((correct - f)[:, None] * weights).mean(dim=0)
-        # A bin so far from all confidences that its square underflows would have a gradient of 0 / 0.
-        return torch.sqrt((gap**2 + (smart.delta * mass) ** 2).clamp_min(1e-300)).sum()
-
-    limit = 2000 if smart.max_iter is None else smart.max_iter
-    best, reference, waited, epoch = None, np.inf, 0, 0
-    best_loss = np.inf
-    while epoch < limit and waited < 200:
+    # torch.nn.Linear draws from +- 1 / sqrt(fan in), but only from the global generator, which is not ours to move.
+    bound = torch.cat([torch.ones(2 * WIDTH), torch.full((WIDTH + 1,), WIDTH**-0.5)]).double()
+    theta = (torch.rand(len(bound), generator=generator, dtype=torch.float64) * 2 - 1) * bound
+    optimizer = torch.optim.Adam([theta], lr=5e-3)
+    objective = _objective(smart, ConfidenceTable(z, max_temperature=MAX_TEMPERATURE), x, correct)
+    tol, patience, limit = _stopping(smart, tol=1e-4, patience=200, limit=2000)
+    best, lowest, reference, waited, epoch = theta.numpy().copy(), np.inf, np.inf, 0, 0
+    while epoch < limit and waited < patience:
         epoch += 1
-        optimizer.zero_grad()
-        loss = loss_at_parameters()
-        loss.backward()
-        value = loss.item()
-        if value < best_loss:  # a copy: the tensors go on changing
-            best_loss, best = value, [p.detach().clone() for p in parameters]
-        if value < reference - smart.tol:
-            reference, waited = value, 0
-        else:
-            waited += 1
+        value, gradient = objective(theta.numpy())
+        if value < lowest:  # a copy: theta goes on changing
+            lowest, best = value, theta.numpy().copy()
+        reference, waited = (value, 0) if value < reference - tol else (reference, waited + 1)
+        theta.grad = torch.from_numpy(gradient)
         optimizer.step()
-    return torch.cat(best).numpy(), epoch, waited >= 200
+    return best, epoch, waited >= patience
+
+
+def _stopping(smart: SMART, *, tol: float, patience: int, limit: int) -> tuple[float, int, int]:
+    """The stopping rule: the settings where given, else the solver's own."""
+    given = (smart.tol, smart.patience, smart.max_iter)
+    return tuple(own if value is None else value for value, own in zip(given, (tol, patience, limit), strict=True))
 
 
 _SOLVERS = {"lbfgs": _fit_lbfgs, "adam": _fit_adam}

@@ -49,12 +49,14 @@ class Cell:
         method: "uncalibrated" or the name under which tables and figures show the method.
         calibrator: registered name of the calibrator; "" for uncalibrated.
         settings: its constructor arguments.
+        n_resamples: for intervals, noise floors and paired differences; 0 computes none of them.
     """
 
     bundle: str
     method: str
     calibrator: str = ""
     settings: dict = field(default_factory=dict, hash=False)
+    n_resamples: int = N_RESAMPLES
 
 
 def run_cells(cells: Sequence[Cell], profile: str) -> pd.DataFrame:
@@ -117,10 +119,10 @@ def run_cell(cell: Cell, bundle: Bundle, key: str = "") -> dict:
         for name in ("temperature_", "objective_", "n_iter_", "converged_", "n_errors_"):
             if hasattr(calibrator, name):
                 details[name.removesuffix("_")] = getattr(calibrator, name)
-    record = evaluate(probs, test.labels, n_resamples=N_RESAMPLES).to_dict()
+    record = evaluate(probs, test.labels, n_resamples=cell.n_resamples).to_dict()
     record["kept_predictions"] = float(np.mean(probs.argmax(axis=1) == test.logits.argmax(axis=1)))
-    for metric in COMPARED:
-        difference = compare(probs, baseline, test.labels, metric, n_resamples=N_RESAMPLES)
+    for metric in COMPARED if cell.n_resamples else ():
+        difference = compare(probs, baseline, test.labels, metric, n_resamples=cell.n_resamples)
         record[f"{metric}_vs_ts"] = difference.difference
         record[f"{metric}_vs_ts_low"], record[f"{metric}_vs_ts_high"] = difference.low, difference.high
     settings = json.dumps(cell.settings, sort_keys=True)
@@ -136,7 +138,7 @@ def cell_key(cell: Cell, bundle: Bundle) -> str:
     sources = [*_CORE, *([] if cell.method == "uncalibrated" else [_source_of(cell.calibrator)])]
     for name in sources:
         digest.update((Path(smartlib.__file__).parent / name).read_bytes())
-    what = [cell.bundle, cell.method, cell.calibrator, cell.settings, N_RESAMPLES]
+    what = [cell.bundle, cell.method, cell.calibrator, cell.settings, cell.n_resamples]
     digest.update(json.dumps(what, sort_keys=True).encode())
     return digest.hexdigest()[:16]
 

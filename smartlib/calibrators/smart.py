@@ -50,6 +50,7 @@ class SMART(TemperatureCalibrator):
         margin_mean_, margin_std_: standardisation of the margin, logit units.
         margin_range_: smallest and largest finite validation margin. Outside it T is held at the end's value.
         objective_: Charbonnier-SoftECE on the validation data at the returned parameters.
+        loss_curve_: the objective after each iteration or epoch, as the solver saw it (to 1e-4, see ConfidenceTable).
         n_iter_: iterations or epochs done. converged_: False when stopped by ``max_iter``.
 
     Source: paper. The L-BFGS solver, its start and stopping rule, and the constant extrapolation are ours.
@@ -108,7 +109,8 @@ class SMART(TemperatureCalibrator):
                 f"{FEW_ERRORS} errors TemperatureScaling is the safer choice."
             )
         correct = (z.argmax(axis=1) == y).astype(np.float64)
-        theta, self.n_iter_, self.converged_ = _SOLVERS[self.solver](self, z, self._standardised(m), correct)
+        theta, self.loss_curve_, self.converged_ = _SOLVERS[self.solver](self, z, self._standardised(m), correct)
+        self.n_iter_ = len(self.loss_curve_)
         self._set_parameters(theta)
         if not self.converged_:
             warn(
@@ -272,7 +274,7 @@ def _objective(smart: SMART, table: ConfidenceTable, x: np.ndarray, correct: np.
     return objective
 
 
-def _fit_lbfgs(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, int, bool]:
+def _fit_lbfgs(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, list, bool]:
     table = ConfidenceTable(z, max_temperature=MAX_TEMPERATURE)
 
     def at_constant(t: float) -> float:
@@ -287,7 +289,7 @@ def _fit_lbfgs(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) 
     values = [objective(start)[0]]
 
     def stop_when_slow(intermediate_result) -> None:
-        values.append(intermediate_result.fun)
+        values.append(float(intermediate_result.fun))
         # Progress comes in bursts, so one slow iteration is no reason to stop (notebook 04).
         if len(values) > patience and values[-1 - patience] - values[-1] < tol:
             raise StopIteration
@@ -296,10 +298,10 @@ def _fit_lbfgs(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) 
         objective, start, jac=True, method="L-BFGS-B", callback=stop_when_slow,
         options={"maxiter": limit, "ftol": 0.0, "gtol": 0.0},
     )  # fmt: skip
-    return result.x, int(result.nit), result.status != 1  # 1: iteration limit; a failed line search is the end
+    return result.x, values[1:], result.status != 1  # 1: iteration limit; a failed line search is the end
 
 
-def _fit_adam(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, int, bool]:
+def _fit_adam(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, list, bool]:
     """The paper's recipe: full-batch Adam from the random initial weights of torch's linear layers."""
     import torch
 
@@ -310,16 +312,16 @@ def _fit_adam(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) -
     optimizer = torch.optim.Adam([theta], lr=5e-3)
     objective = _objective(smart, ConfidenceTable(z, max_temperature=MAX_TEMPERATURE), x, correct)
     tol, patience, limit = _stopping(smart, tol=1e-4, patience=200, limit=2000)
-    best, lowest, reference, waited, epoch = theta.numpy().copy(), np.inf, np.inf, 0, 0
-    while epoch < limit and waited < patience:
-        epoch += 1
+    best, lowest, reference, waited, values = theta.numpy().copy(), np.inf, np.inf, 0, []
+    while len(values) < limit and waited < patience:
         value, gradient = objective(theta.numpy())
+        values.append(value)
         if value < lowest:  # a copy: theta goes on changing
             lowest, best = value, theta.numpy().copy()
         reference, waited = (value, 0) if value < reference - tol else (reference, waited + 1)
         theta.grad = torch.from_numpy(gradient)
         optimizer.step()
-    return best, epoch, waited >= patience
+    return best, values, waited >= patience
 
 
 def _stopping(smart: SMART, *, tol: float, patience: int, limit: int) -> tuple[float, int, int]:

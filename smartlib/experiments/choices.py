@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from sklearn.exceptions import ConvergenceWarning
 
-from smartlib.calibrators import SMART, CalibrationWarning, Calibrator
+from smartlib.calibrators import CalibrationWarning, Calibrator
 from smartlib.data import load
 from smartlib.metrics import evaluate
 
@@ -68,23 +68,3 @@ def held_out_table(
                         }
                     )  # fmt: skip
     return pd.DataFrame(rows)
-
-
-def objective_path(logits: np.ndarray, labels: np.ndarray, n_iter: int) -> np.ndarray:
-    """SMART's training objective after 1, 2, ... iterations of L-BFGS without a stopping rule.
-
-    Args:
-        logits: (N, K). labels: (N,).
-        n_iter: how many iterations.
-
-    Returns:
-        (n_iter,) Charbonnier-SoftECE, fractions.
-
-    Source: ours.
-    """
-    path = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        for limit in range(1, n_iter + 1):  # the solver has no memory, so each prefix can be run by itself
-            path.append(SMART(tol=0.0, max_iter=limit).fit(logits, labels).objective_)
-    return np.array(path)

@@ -35,8 +35,9 @@ def soft_weights(v: np.ndarray, n_bins: int, bandwidth: float) -> np.ndarray:
     # One row per bin while computing: sums over the bins are then sums of long vectors, twice as fast.
     square = np.subtract(v, centres[:, None])
     np.square(square, out=square)
-    # Relative to the nearest centre, since a narrow kernel would underflow in every bin.
-    square -= (v - centres[np.minimum((v * n_bins).astype(int), n_bins - 1)]) ** 2
+    # Relative to the nearest centre, since a narrow kernel would underflow in every bin. (A solver's trial step may
+    # make v NaN; fmax turns that into an index, and the weights are NaN.)
+    square -= (v - centres[np.fmin(np.fmax(v * n_bins, 0), n_bins - 1).astype(int)]) ** 2
     square /= -2 * bandwidth**2
     weights = np.exp(square, out=square)
     weights /= weights.sum(axis=0)

@@ -192,7 +192,7 @@ def _crossing(truth: np.ndarray, quantile: np.ndarray, observed: float) -> float
     if observed <= quantile[0]:
         return float(max(0.0, truth[0] - (quantile[0] - observed))) if truth[0] > 0 else 0.0
     if observed >= quantile[-1]:
-        return float(truth[-1] + observed - quantile[-1])
+        return float(min(truth[-1] + observed - quantile[-1], 1.0))
     return float(np.interp(observed, quantile, truth))
 
 

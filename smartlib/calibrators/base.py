@@ -85,7 +85,7 @@ class Calibrator(BaseEstimator):
         return like(probs, logits)
 
     def _checked_logits(self, logits: Any, from_probs: bool) -> np.ndarray:
-        check_is_fitted(self)
+        check_is_fitted(self, self.learned)
         z = as_logits(logits, from_probs=from_probs)
         if z.shape[1] != self.n_classes_:
             raise ValueError(f"logits have {z.shape[1]} classes, but the calibrator was fitted on {self.n_classes_}")
@@ -115,7 +115,7 @@ class Calibrator(BaseEstimator):
         Raises:
             sklearn.exceptions.NotFittedError: before ``fit``.
         """
-        check_is_fitted(self)
+        check_is_fitted(self, self.learned)
         content = {
             "format": _FORMAT,
             "smartlib": smartlib.__version__,

@@ -162,13 +162,13 @@ class SMART(TemperatureCalibrator):
         """
         from sklearn.utils.validation import check_is_fitted
 
-        check_is_fitted(self)
+        check_is_fitted(self, self.learned)
         return self._map(np.atleast_1d(np.asarray(margin, dtype=np.float64)))
 
     def _temperatures(self, z: np.ndarray) -> np.ndarray:
         m = margin_of(z)
         low, high = self.margin_range_
-        outside = float(np.mean((m < low) | (m > high)))
+        outside = float(np.mean(((m < low) | (m > high)) & np.isfinite(m)))
         if outside > 0.01:
             warn(
                 f"SMART: {outside:.1%} of the margins lie outside the fitted range {low:.3g} .. {high:.3g}; their "

@@ -155,7 +155,8 @@ def _write(path: Path, known: dict[str, dict], cells: Sequence[Cell], keys: Sequ
         row for key, row in known.items()
         if key in keys or _identity(row["bundle"], row["method"], row["settings"]) not in current
     ]  # fmt: skip
-    table = pd.DataFrame(sorted(kept, key=lambda row: (row["bundle"], row["method"], row["settings"])))
+    # In the order of the cells, however many runs it took.
+    table = pd.DataFrame(sorted(kept, key=lambda row: keys.index(row["key"]) if row["key"] in keys else len(keys)))
     buffer = io.StringIO()
     table.to_csv(buffer, index=False, float_format="%.8g", lineterminator="\n")
     path.parent.mkdir(parents=True, exist_ok=True)

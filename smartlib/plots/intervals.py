@@ -52,7 +52,7 @@ def interval_plot(
                         markersize=5, label=None if seen else "paper")  # fmt: skip
     ax.set_yticks([i * step + (len(methods) - 1) / 2 for i in range(len(bundles))], bundles)
     ax.set_ylim(len(bundles) * step - 0.6, -0.9)
-    if metric != "accuracy":
+    if scale == 100 and metric != "accuracy":
         ax.set_xlim(left=0)
     ax.set_xlabel(f"{label(metric)} ({'%' if scale == 100 else 'nats' if metric == 'nll' else 'score'})")
     ax.grid(axis="y", visible=False)

@@ -53,5 +53,5 @@ def temperature_map(
         xlabel="margin m = z(1) − z(2)  (logit units)", ylabel="temperature T", xlim=(0, grid[-1]), title=title or ""
     )
     ax.set_ylim(0, 1.15 * ax.get_ylim()[1])
-    ax.legend(loc="best")
+    ax.legend(loc="lower left")
     return ax

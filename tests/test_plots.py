@@ -78,7 +78,7 @@ def test_interval_plot_draws_percent_with_intervals_and_paper_values():
     spans = [line.get_xdata() for line in ax.lines if len(line.get_xdata()) == 2]
     assert len(spans) == 6 and np.allclose(spans, [1.5, 3.0])
     labels = ax.get_legend_handles_labels()[1]
-    assert labels.count("SMART") == 1 and "paper" in labels and "noise floor (95 %)" in labels
+    assert labels.count("SMART") == 1 and "reported" in labels and "noise floor (95 %)" in labels
 
 
 def test_colours_of_methods_are_distinct():

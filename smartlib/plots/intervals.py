@@ -20,7 +20,7 @@ def interval_plot(
         table: tidy records with columns bundle, method, <metric>, <metric>_low, <metric>_high and, where there is a
             noise floor, <metric>_floor_q95; fractions (NLL and Brier score as they are).
         metric: column to draw; calibration errors and accuracy are shown in percent.
-        reported: values of the paper by (bundle, method), as fractions, drawn as open diamonds.
+        reported: values that others reported, by (bundle, method), as fractions, drawn as open diamonds.
         ax: where to draw; a new figure if None.
 
     Returns:
@@ -47,9 +47,9 @@ def interval_plot(
             ax.plot([scale * row[f"{metric}_low"], scale * row[f"{metric}_high"]], [y, y], color=colour(method))
             ax.plot(scale * row[metric], y, "o", color=colour(method), label=label(method) if i == 0 else None)
             if reported and (bundle, method) in reported:
-                seen = "paper" in ax.get_legend_handles_labels()[1]
+                seen = "reported" in ax.get_legend_handles_labels()[1]
                 ax.plot(scale * reported[bundle, method], y, "D", markerfacecolor="none", markeredgecolor="black",
-                        markersize=5, label=None if seen else "paper")  # fmt: skip
+                        markersize=5, label=None if seen else "reported")  # fmt: skip
     ax.set_yticks([i * step + (len(methods) - 1) / 2 for i in range(len(bundles))], bundles)
     ax.set_ylim(len(bundles) * step - 0.6, -0.9)
     if scale == 100 and metric != "accuracy":

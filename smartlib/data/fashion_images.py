@@ -14,11 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-CLASSES = (
-    "T-shirt/top", "trouser", "pullover", "dress", "coat",
-    "sandal", "shirt", "sneaker", "bag", "ankle boot",
-)  # fmt: skip
-
 # Where the Debian package `dataset-fashion-mnist` installs the four files.
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 

@@ -154,9 +154,11 @@ class _ClasswiseModel:
         n, k = self.p.shape
 
         def simulate(rng: np.random.Generator, resample: bool = True) -> float:
-            label = (cumulative < rng.random((n, 1))).sum(axis=1)
-            weight = np.bincount(rng.integers(n, size=n), minlength=n) if resample else np.ones(n)
-            hits = np.bincount(self.cell[np.arange(n), label], weight, self.n_cells)
+            weight = np.bincount(rng.integers(n, size=n), minlength=n) if resample else np.ones(n, dtype=int)
+            # Each copy of a row gets a label of its own.
+            rows = np.repeat(np.arange(n), weight)
+            label = (cumulative[rows] < rng.random((n, 1))).sum(axis=1)
+            hits = np.bincount(self.cell[rows, label], minlength=self.n_cells)
             total = np.bincount(self.cell.ravel(), (self.p * weight[:, None]).ravel(), self.n_cells)
             return float(np.abs(hits - total).sum() / (n * k))
 
@@ -180,6 +182,8 @@ def _invert(model: _TopLabelModel | _ClasswiseModel, n_resamples: int, seed: int
     reach = 4 * max(at_one.std(), at_zero.std())
     low = max(0.0, observed - max(at_one.mean() - full, 0.0) - reach) / full
     high = (observed + reach) / full
+    if np.quantile(simulated(low), (1 + LEVEL) / 2) >= observed:
+        low = 0.0
     grid = np.linspace(low, high, _N_GRID)
     quantiles = np.array([np.quantile(simulated(t), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) for t in grid])
     truth = np.array([model.truth(t) for t in grid])

@@ -64,7 +64,7 @@ def test_records_hold_what_was_measured(counted):
     assert table.loc["uncalibrated", "nll_vs_ts_low"] > 0
 
 
-def test_an_interrupted_run_resumes(counted, monkeypatch):
+def test_an_interrupted_run_resumes(counted, monkeypatch, tmp_path):
     real = grid.run_cell
 
     def stopped(cell, *args):
@@ -76,9 +76,10 @@ def test_an_interrupted_run_resumes(counted, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_cells(CELLS, "p")
     monkeypatch.setattr(grid, "run_cell", real)
-    monkeypatch.setattr(grid, "_check", lambda *_: None)
+    before = pd.read_csv(tmp_path / "records" / "p.csv")
     counted.clear()
-    run_cells(CELLS, "p")
+    after = run_cells(CELLS, "p")
+    assert len(before) == 2 and len(after) == 3
     assert counted.count("smart") == 1 and len(counted) == 2, "the missing cell, and one check"
 
 
@@ -96,7 +97,7 @@ def test_a_planted_wrong_record_is_found(counted, tmp_path):
     table = pd.read_csv(path)
     table["nll"] += 0.01
     table.to_csv(path, index=False)
-    with pytest.raises(RuntimeError, match=r"small, uncalibrated .* says nll"):
+    with pytest.raises(RuntimeError, match=r"small, uncalibrated, .* says nll"):
         run_cells(CELLS[:1], "p")
 
 

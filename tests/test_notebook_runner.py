@@ -202,12 +202,19 @@ def test_earlier_records_are_there_and_newer_ones_of_an_interrupted_run_stay(roo
     )
     for folder, text in {root / "figures": "committed", root / "build" / "embedded" / "figures": "interrupted"}.items():
         (folder / "records").mkdir(parents=True)
-        for name in ("public", "embedded"):
+        for name in ("public", "embedded", "embedded_coverage"):
             (folder / "records" / f"{name}.csv").write_text(text)
-    os.utime(root / "figures" / "records" / "embedded.csv", (0, 0))
+    for name in ("embedded", "embedded_coverage"):
+        os.utime(root / "figures" / "records" / f"{name}.csv", (0, 0))
     notebooks.build(root)
     output = nbformat.read(root / "notebooks" / "01_main.ipynb", as_version=4).cells[2].outputs[0].text
-    assert output == "embedded.csv interrupted\npublic.csv committed\n"
+    assert output == "embedded.csv interrupted\nembedded_coverage.csv interrupted\npublic.csv committed\n"
+    published = {path.name: path.read_text() for path in (root / "figures" / "records").glob("*.csv")}
+    assert published == {
+        "embedded.csv": "interrupted",
+        "embedded_coverage.csv": "interrupted",
+        "public.csv": "committed",
+    }
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------

@@ -178,7 +178,11 @@ def execute(
     for committed in (root / "figures" / "records").glob("*.csv"):
         copied = figures / "records" / committed.name
         # The records that an interrupted run of this profile finished are newer, and worth keeping.
-        if committed.stem != profile or not copied.exists() or copied.stat().st_mtime < committed.stat().st_mtime:
+        if (
+            committed.stem.split("_")[0] != profile
+            or not copied.exists()
+            or copied.stat().st_mtime < committed.stat().st_mtime
+        ):
             write_atomically(copied, committed.read_bytes())
     try:
         with kernel_environment(work, root, force):
@@ -302,7 +306,8 @@ def publish(notebook: Path, work: Path, *, profile: str, root: Path) -> list[str
         The paths that were replaced or removed, relative to the repository.
     """
     figures = root / "figures"
-    pairs = [(figures / "records" / f"{profile}.csv", work / "figures" / "records" / f"{profile}.csv")]
+    records = sorted((work / "figures" / "records").glob("*.csv"))
+    pairs = [(figures / "records" / path.name, path) for path in records if path.stem.split("_")[0] == profile]
     gone: set[Path] = set()
     if profile == DEFAULT_PROFILE:
         made = files_of(work / "figures", notebook)

@@ -1,0 +1,142 @@
+"""Finished work, kept as rows of a small table, so that it is done once.
+
+A task has a key made of everything that decides its result: data, the library's sources that it uses, settings, seeds.
+Its result is one row of ``records/<name>.csv`` in the folder of the figures, written atomically as soon as it is
+there. A task whose key has a row is not run again, so that an interrupted run resumes, a fresh clone draws in minutes,
+and changed code never shows stale numbers. A random two per cent of the rows that are used are computed again and
+compared: nobody has to believe a table. ``SMARTLIB_FORCE=1`` runs all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from tqdm.auto import tqdm
+
+import smartlib
+from smartlib.experiments.outputs import figures_folder
+
+# A record is checked within this (fractions, nats): below any digit shown, above the rounding of another processor.
+CHECK_TOLERANCE = 2e-4
+# What every metric and interval depends on.
+CORE_SOURCES = ("arrays.py", "toplabel.py", "softece.py", "smce.py", "_smce_kernel.py", "metrics.py", "uncertainty.py",
+                "calibrators/base.py", "calibrators/scaling.py")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """Work that gives one record.
+
+    Args:
+        key: from :func:`task_key`.
+        identity: columns that say what the record is about; they name it in messages, and a record of the same identity
+            under an older key is replaced.
+        run: computes the other columns.
+    """
+
+    key: str
+    identity: dict
+    run: Callable[[], dict]
+
+
+def task_key(arrays: Iterable[np.ndarray], sources: Iterable[str], settings: list) -> str:
+    """Sixteen hex digits of a hash of all that decides a result.
+
+    Args:
+        arrays: the data. sources: files of the library, relative to the package. settings: anything that JSON can hold.
+    """
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    for name in sources:
+        digest.update((Path(smartlib.__file__).parent / name).read_bytes())
+    digest.update(json.dumps(settings, sort_keys=True).encode())
+    return digest.hexdigest()[:16]
+
+
+def run_tasks(
+    tasks: Sequence[Task], name: str, *, is_checked: Callable[[str], bool] = lambda column: True
+) -> pd.DataFrame:
+    """The records of the tasks, computed where they are missing.
+
+    Args:
+        tasks: what to run; keys are distinct.
+        name: of the file of records: ``<profile>`` or ``<profile>_<experiment>``.
+        is_checked: which columns of numbers are compared when a record is computed again.
+
+    Returns:
+        One row per task, in their order: key, identity, results.
+
+    Raises:
+        RuntimeError: a record that was computed again came out differently.
+
+    Source: ours.
+    """
+    path = figures_folder() / "records" / f"{name}.csv"
+    records = _read(path) if path.is_file() else pd.DataFrame()
+    known = {row["key"]: row for row in records.to_dict("records")}
+    force = os.environ.get("SMARTLIB_FORCE") == "1"
+    reused = {task.key for task in tasks if task.key in known and not force}
+    checked = (
+        set(np.random.default_rng().choice(sorted(reused), math.ceil(len(reused) / 50), replace=False))
+        if reused
+        else set()
+    )
+    for task in tqdm(tasks, desc=name, disable=len(reused) == len(tasks)):
+        if task.key in reused and task.key not in checked:
+            continue
+        found = {"key": task.key} | task.identity | task.run()
+        if task.key in checked:
+            _compare(found, known[task.key], task.identity, is_checked)
+        else:
+            known[task.key] = found
+            _write(path, known, tasks)
+    # Read back, so that a record shows the same digits whether it is new or old.
+    return _read(path).set_index("key").loc[[task.key for task in tasks]].reset_index()
+
+
+def read_records(name: str) -> pd.DataFrame:
+    """All records of a file, for instance those of another profile that are shown as "recorded"."""
+    return _read(figures_folder() / "records" / f"{name}.csv")
+
+
+def _read(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, keep_default_na=False, na_values=[""])
+
+
+def _write(path: Path, known: dict[str, dict], tasks: Sequence[Task]) -> None:
+    """Replace the file of records; records of these tasks under an older key are dropped."""
+    position = {task.key: i for i, task in enumerate(tasks)}
+    columns = list(tasks[0].identity)
+    current = {tuple(str(task.identity[c]) for c in columns) for task in tasks}
+    kept = [
+        row for key, row in known.items()
+        if key in position or tuple(str(row[c]) for c in columns) not in current
+    ]  # fmt: skip
+    # In the order of the tasks, however many runs it took.
+    table = pd.DataFrame(sorted(kept, key=lambda row: position.get(row["key"], len(tasks))))
+    buffer = io.StringIO()
+    table.to_csv(buffer, index=False, float_format="%.8g", lineterminator="\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(buffer.getvalue(), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _compare(found: dict, record: dict, identity: dict, is_checked: Callable[[str], bool]) -> None:
+    for name, value in found.items():
+        if isinstance(value, float) and name not in identity and is_checked(name):
+            if not abs(value - record[name]) <= CHECK_TOLERANCE:
+                raise RuntimeError(
+                    f"the record of {', '.join(str(v) for v in identity.values())} says {name} = {record[name]:.6g}, "
+                    f"but computing it again gives {value:.6g}; run with SMARTLIB_FORCE=1 to renew it"
+                )

@@ -59,7 +59,8 @@ class Calibrator(BaseEstimator):
         y = as_labels(labels, *z.shape)
         check_label_logits(z, y)
         self.n_classes_ = z.shape[1]
-        self._warn_about_data(z, y)
+        self.n_samples_, self.n_errors_ = len(y), int((z.argmax(axis=1) != y).sum())
+        self._warn_about_data(y)
         self._fit(z, y, features=features, head=head)
         return self
 
@@ -91,14 +92,12 @@ class Calibrator(BaseEstimator):
             raise ValueError(f"logits have {z.shape[1]} classes, but the calibrator was fitted on {self.n_classes_}")
         return z
 
-    def _warn_about_data(self, z: np.ndarray, y: np.ndarray) -> None:
-        n_errors = int((z.argmax(axis=1) != y).sum())
-        self.n_samples_, self.n_errors_ = len(y), n_errors
+    def _warn_about_data(self, y: np.ndarray) -> None:
         name = type(self).__name__
-        if n_errors == 0:
+        if self.n_errors_ == 0:
             warn(f"{name}: all {len(y)} predictions are correct, so nothing says how confident is too confident; "
                  "the fit only makes the model more confident. Use more validation data.")  # fmt: skip
-        elif n_errors == len(y):
+        elif self.n_errors_ == len(y):
             warn(f"{name}: all {len(y)} predictions are wrong; check that labels and logits belong together.")
         if len(y) > 1 and np.all(y == y[0]):
             warn(f"{name}: every label is class {y[0]}; a validation set of one class does not represent the others.")

@@ -4,11 +4,16 @@ Calibration errors are sums of absolute values, so that chance alone makes them 
 classifier does not measure 0 but the *noise floor*, and the plain bootstrap, which adds the noise of
 resampling to that of the sample, misses the truth near the floor nearly always.
 
-The intervals here come from inverting a test. Let r(f) be the accuracy observed in the bin of confidence f. The model
-"the true accuracy at confidence f is f + t (r(f) - f)" runs from perfect calibration at t = 0 through what was observed
-at t = 1, and its true error theta(t) grows with t. For each t, samples of the same size are simulated and measured. The
-interval holds those theta(t) at which the value measured on the data is neither among the lowest nor the highest
-2.5 % of the simulated ones. At t = 0 this is exactly the test of "perfectly calibrated".
+The intervals of binned errors come from inverting a test. Let r(f) be the accuracy observed in the bin of confidence
+f. The model "the true accuracy at confidence f is f + t (r(f) - f)" runs from perfect calibration at t = 0 through what
+was observed at t = 1, and its true error theta(t) grows with t. For each t, samples of the same size are simulated and
+measured. The interval holds those theta(t) at which the value measured on the data is neither among the lowest nor the
+highest 2.5 % of the simulated ones. At t = 0 this is exactly the test of "perfectly calibrated".
+
+The smooth calibration error needs no such model. It is a supremum of sums, so it obeys the triangle inequality: smCE of
+the sample and smCE of the population differ by at most the smCE of the noise, that is, of the sample's residuals minus
+the population's. The interval is the measured value plus and minus the 95 % quantile of that, simulated. (Inverting a
+test fails here: gaps of both signs may cancel by chance, and the model then believes that they always do.)
 
 Source: theory of test inversion (Neyman 1937); this use of it is ours.
 """
@@ -142,7 +147,8 @@ class _ClasswiseModel:
         if t == 0:
             return self.p
         q = np.maximum(self.p + t * self.gap, 0.0)
-        return q / q.sum(axis=1, keepdims=True)
+        total = q.sum(axis=1, keepdims=True)
+        return np.where(total > 0, q / np.where(total > 0, total, 1.0), self.p)
 
     def truth(self, t: float) -> float:
         difference = self.probabilities(t) - self.p
@@ -190,6 +196,25 @@ def _invert(model: _TopLabelModel | _ClasswiseModel, n_resamples: int, seed: int
     return _crossing(truth, quantiles[:, 1], observed), _crossing(truth, quantiles[:, 0], observed)
 
 
+def top_label_interval(metric: str, f: np.ndarray, a: np.ndarray, n_resamples: int, seed: int) -> tuple[float, float]:
+    """95 % interval of a top-label metric, for checked confidences and correctness."""
+    if metric == "smce":
+        return _smce_interval(f, a, n_resamples, seed)
+    return _invert(_TopLabelModel(metric, f, a), n_resamples, seed)
+
+
+def _smce_interval(f: np.ndarray, a: np.ndarray, n_resamples: int, seed: int) -> tuple[float, float]:
+    """The interval of the smooth calibration error, by the triangle inequality."""
+    model, rng, n = _TopLabelModel("smce", f, a), np.random.default_rng(seed), len(f)
+    accuracy, noise = model.accuracy(1.0), []
+    for _ in range(n_resamples):
+        copies = np.bincount(rng.integers(n, size=n), minlength=n)
+        residual = rng.binomial(copies, accuracy) - copies * model.f - (accuracy - model.f)
+        noise.append(smce_of(model.f, model.f + residual))
+    reach = np.quantile(noise, LEVEL)
+    return float(max(0.0, model.estimate - reach)), float(min(1.0, model.estimate + reach))
+
+
 def _crossing(truth: np.ndarray, quantile: np.ndarray, observed: float) -> float:
     """The truth at which the increasing ``quantile`` passes ``observed``; beyond the grid it runs on with slope one."""
     quantile = np.maximum.accumulate(quantile)
@@ -205,7 +230,8 @@ def intervals_and_floors(
 ) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:
     """95 % intervals of every metric and noise floors of the calibration errors, for checked arrays.
 
-    Accuracy: Wilson. NLL and Brier score: mean plus and minus 1.96 standard errors. Calibration errors: test inversion.
+    Accuracy: Wilson. NLL and Brier score: mean plus and minus 1.96 standard errors. Calibration errors: as the top of
+    this file says.
 
     Returns:
         ``(intervals, floors)``, dictionaries from metric to (low, high) and to (mean, q95).
@@ -218,7 +244,7 @@ def intervals_and_floors(
     floors = {}
     for metric in METRICS:
         if metric in TOP_LABEL_METRICS:
-            intervals[metric] = _invert(_TopLabelModel(metric, confidence, correct), n_resamples, seed)
+            intervals[metric] = top_label_interval(metric, confidence, correct, n_resamples, seed)
             floors[metric] = noise_floor(confidence, metric, n_resamples, seed)
         elif metric == "cwece":
             intervals[metric] = _invert(_ClasswiseModel(p, y), n_resamples, seed)

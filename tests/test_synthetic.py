@@ -90,12 +90,12 @@ def test_metrics_of_a_large_sample_approach_the_true_ones(population):
 
 
 def test_samples_follow_their_seed_and_move_no_global_state():
-    before = np.random.get_state()[1].copy()
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
     first, again, other = (Population().sample(50, seed=seed) for seed in (5, 5, 6))
     np.testing.assert_array_equal(first.logits, again.logits)
     np.testing.assert_array_equal(first.labels, again.labels)
     assert not np.array_equal(first.logits, other.logits)
-    np.testing.assert_array_equal(np.random.get_state()[1], before)
+    np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
 
 
 def test_impossible_settings_are_refused():

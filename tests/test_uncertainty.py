@@ -5,7 +5,14 @@ import pytest
 
 from smartlib import compare, evaluate, expected_calibration_error, noise_floor, smooth_calibration_error
 from smartlib.smce import smce_of
-from smartlib.uncertainty import TOP_LABEL_METRICS, _invert, _TopLabelModel, intervals_and_floors, top_label_statistic
+from smartlib.uncertainty import (
+    TOP_LABEL_METRICS,
+    _ClasswiseModel,
+    _invert,
+    intervals_and_floors,
+    top_label_interval,
+    top_label_statistic,
+)
 
 
 def population(rng, n, gap):
@@ -63,7 +70,9 @@ def test_quick_statistics_equal_the_public_metrics(metric):
         ("ece", lambda f: 0.45 * (1 - f), 0.86, 0.99),
         ("adaece", lambda f: 0.03 * np.sin(12 * f), 0.84, 0.99),
         ("smce", lambda f: 0 * f, 0.90, 1.0),
-        ("smce", lambda f: 0.45 * (1 - f), 0.86, 0.99),
+        ("smce", lambda f: 0.45 * (1 - f), 0.86, 1.0),
+        # Gaps of both signs: inverting a test covers 67 % here.
+        ("smce", lambda f: 0.03 * np.sin(12 * f), 0.90, 1.0),
     ],
 )
 def test_intervals_cover_the_truth_at_the_floor_and_away_from_it(metric, gap, low, high):
@@ -75,7 +84,7 @@ def test_intervals_cover_the_truth_at_the_floor_and_away_from_it(metric, gap, lo
     for seed in range(60):
         f, accuracy = population(rng, 2000, gap)
         correct = rng.random(2000) < accuracy
-        interval = _invert(_TopLabelModel(metric, f, correct.astype(float)), 60, seed)
+        interval = top_label_interval(metric, f, correct.astype(float), 60, seed)
         covered += interval[0] <= truth + 1e-12 and truth <= interval[1]
     assert low <= covered / 60 <= high
 
@@ -119,6 +128,18 @@ def test_classwise_interval_excludes_zero_for_an_overconfident_model():
     sharper = p**3 / (p**3).sum(1, keepdims=True)
     intervals, floors = intervals_and_floors(sharper, y, n_resamples=60, seed=0)
     assert intervals["cwece"][0] > floors["cwece"][1]
+
+
+def test_classwise_intervals_hold_zero_for_a_calibrated_model():
+    """Forty samples of 400 rows: nominal 97.5 % of the intervals begin at zero, and all end above it."""
+    rng = np.random.default_rng(7)
+    intervals = []
+    for seed in range(40):
+        p = rng.dirichlet([0.3] * 5, size=400)
+        y = np.minimum((p.cumsum(axis=1) < rng.random((400, 1))).sum(axis=1), 4)
+        intervals.append(_invert(_ClasswiseModel(p, y), 60, seed))
+    low, high = np.transpose(intervals)
+    assert (low == 0).mean() >= 0.87 and (high > 0).all()
 
 
 def test_intervals_are_reproducible_and_leave_global_random_states_alone():

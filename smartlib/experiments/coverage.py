@@ -68,7 +68,9 @@ _COLUMNS = ("truth", "measured", "width", "covered", "above", "below", "detected
 
 def _run_block(population: Population, start: int) -> dict:
     truth = population.true_metrics()
-    records = Parallel(n_jobs=-1)(delayed(_measure)(population, seed) for seed in range(start, start + BLOCK))
+    records = Parallel(n_jobs=-1)(
+        delayed(_measure)(population, seed, N, N_RESAMPLES) for seed in range(start, start + BLOCK)
+    )
     table = pd.DataFrame(records)
     block = {}
     for metric in METRICS:
@@ -80,6 +82,6 @@ def _run_block(population: Population, start: int) -> dict:
     return block
 
 
-def _measure(population: Population, seed: int) -> dict:
-    split = population.sample(N, seed=seed)
-    return evaluate(softmax(split.logits, axis=1), split.labels, n_resamples=N_RESAMPLES, seed=seed).to_dict()
+def _measure(population: Population, seed: int, n: int, n_resamples: int) -> dict:
+    split = population.sample(n, seed=seed)
+    return evaluate(softmax(split.logits, axis=1), split.labels, n_resamples=n_resamples, seed=seed).to_dict()

@@ -298,7 +298,7 @@ def _root(g: np.ndarray, count: np.ndarray, target: np.ndarray) -> np.ndarray:
         total = weight.sum(axis=1)
         value = np.log(total) - gap[:, 0] * s
         step = (value - target[active]) * total / (weight * gap).sum(axis=1)
-        s += step
+        s += np.maximum(step, 0.0)  # back only by rounding, which next to s = 0 may lead below it
         done = ~(step > 1e-15 * s)
         result[active[done]] = 1.0 / s[done]
         active, s = active[~done], s[~done]
@@ -326,8 +326,9 @@ def _as_log_odds(confidence: Any, log_odds: Any, n_classes: int) -> np.ndarray:
         if not np.all(valid):
             value = np.atleast_1d(c)[~np.atleast_1d(valid)][0]
             raise ValueError(f"confidence must lie in (1/K, 1) = ({1 / n_classes:.4g}, 1), got {value}")
-        # The logarithms may round a c just above 1/K to the end of the range, where no temperature is left.
-        return np.maximum(np.log(c) - np.log1p(-c), np.nextafter(lowest, np.inf))
+        # The ratio rounds 1/t to the odds of exactly t - 1, where log(c) - log1p(-c) is off by a last digit, and that
+        # digit decides whether an end is infinite. It also may round a c just above 1/K to the end of the range.
+        return np.maximum(-np.log((1 - c) / c), np.nextafter(lowest, np.inf))
     odds = to_numpy(log_odds, "log_odds").astype(np.float64)
     valid = (odds > lowest) & (odds < np.inf)
     if not np.all(valid):

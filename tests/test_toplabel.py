@@ -425,6 +425,29 @@ def test_the_upper_end_is_infinite_exactly_where_j_minus_one_is_at_most_the_inve
         assert 0 < lower[0] < np.inf
 
 
+@pytest.mark.parametrize("j", [2, 3, 4, 5, 6, 9, 10])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 50.0])
+def test_a_confidence_of_one_over_j_is_on_the_infinite_side(j, scale):
+    """A confidence such as .25 is the accuracy of a small bin, and its logit rounds."""
+    known = scale * np.linspace(0.1, 2, j - 1)[None]
+    assert refined_temperature_interval(known, 1 / j, n_classes=11)[1][0] == INF
+    logits = np.column_stack([[0.0], -known, np.full((1, 11 - j), -INF)])
+    assert np.isnan(temperature_at_confidence(logits, 1 / j))[0]
+
+
+@given(rows_of_gaps, st.integers(1, 40))
+def test_a_few_roundings_above_one_over_k_the_temperature_is_huge_and_no_less(below, n_roundings):
+    below = below[np.isfinite(below)]
+    assume(len(below))
+    k = len(below) + 1
+    edge = -np.log(k - 1)
+    target = edge + n_roundings * max(np.spacing(abs(edge)), 1e-16)
+    t_star = temperature_at_confidence(-np.array([[0.0, *below]]), log_odds=target)[0]
+    assert t_star > 1e10
+    lower, upper = refined_temperature_interval(below[None], n_classes=k, log_odds=target)
+    assert 1e10 < lower[0] <= upper[0]
+
+
 @pytest.mark.parametrize("t", [2, 3, 5])
 def test_a_tie_of_t_classes_reaches_only_confidences_below_one_over_t(t):
     row = -np.array([[0.0] * t + [1.0, 2.5]])

@@ -24,8 +24,8 @@ def proposition_plot(
 ) -> Axes:
     """Confidence against temperature for rows with one margin, between the two curves that enclose all such rows.
 
-    The temperatures at which the enclosing curves pass ``confidence`` are the ends of the interval, marked on the T axis;
-    the dots are where the rows themselves pass it.
+    The temperatures at which the enclosing curves pass ``confidence`` are the ends of the interval, marked on the T
+    axis; the dots are where the rows themselves pass it.
 
     Args:
         gaps: (R, K - 1) gaps of up to three rows, ascending, logit units, all with the same first gap.

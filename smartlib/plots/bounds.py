@@ -92,7 +92,7 @@ def temperature_band(
         temperature: (N,) T*, the temperature at which each row has ``confidence``; nan is left out.
         confidence: c in (1/2, 1).
         n_classes: K.
-        second_gap: (N,) g_3 = z(1) - z(3), logit units; colours the dots by g_3 / m.
+        second_gap: (N,) g_3 = z(1) - z(3), logit units; colours the dots by g_3 / m, from 1 to 4 and more.
         title: of the Axes.
         ax: where to draw; a new figure if None.
 
@@ -113,7 +113,7 @@ def temperature_band(
     shade = {"color": colour("ts")}
     if second_gap is not None:
         ratio = to_numpy(second_gap, "second_gap").astype(np.float64)[kept] / np.maximum(m[kept], 1e-12)
-        shade = {"c": np.clip(ratio, 1, 10), "norm": LogNorm(1, 10), "cmap": "viridis"}
+        shade = {"c": np.clip(ratio, 1, 4), "norm": LogNorm(1, 4), "cmap": "viridis"}
     # Thousands of dots as vectors would make the file slow to open.
     ax.scatter(m[kept], t[kept], s=2.5, linewidth=0, rasterized=True, **shade)
     ax.set(xlim=(0, ends[1]), ylim=(0, upper[1]), xlabel="margin m (logit units)", title=title or "")

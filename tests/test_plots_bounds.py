@@ -29,11 +29,11 @@ def bar_on_the_axis(ax):
 
 def test_proposition_plot_marks_the_interval_and_where_each_row_passes():
     ax = plots.proposition_plot(ROWS, 0.9)
-    lower, upper = temperature_interval(2.0, 0.9, 4)
+    lower, upper = map(float, temperature_interval(2.0, 0.9, 4))
     assert bar_on_the_axis(ax) == pytest.approx([lower, upper])
     (dots,) = (c for c in ax.collections if len(c.get_offsets()) == 3)
     np.testing.assert_allclose(dots.get_offsets()[:, 0], temperature_at_confidence(-np.insert(ROWS, 0, 0, 1), 0.9))
-    assert dots.get_offsets()[[0, 2], 0] == pytest.approx([lower, upper]), "the extreme rows sit on the ends"
+    assert dots.get_offsets()[[0, 2], 0].tolist() == pytest.approx([lower, upper]), "the extreme rows sit on the ends"
     np.testing.assert_array_equal(dots.get_offsets()[:, 1], 0.9)
 
 
@@ -49,7 +49,7 @@ def test_proposition_plot_encloses_the_rows_between_the_two_curves():
 
 def test_proposition_plot_draws_an_arrow_where_there_is_no_upper_end():
     ax = plots.proposition_plot(ROWS[:2], 0.4, t_max=9.0)
-    assert bar_on_the_axis(ax) == pytest.approx([temperature_interval(2.0, 0.4, 4)[0], 9.0])
+    assert bar_on_the_axis(ax) == pytest.approx([float(temperature_interval(2.0, 0.4, 4)[0]), 9.0])
     assert [line.get_marker() for line in ax.lines].count(">") == 1
     assert ax.get_xlim() == (0, 9)
 

@@ -94,7 +94,8 @@ def confidence_of(z: np.ndarray, t: np.ndarray | float) -> np.ndarray:
     result = np.empty(len(z))
     for rows in row_chunks(*z.shape):
         gaps = z[rows].astype(np.float64) - z[rows].max(axis=1, keepdims=True)
-        result[rows] = 1.0 / np.exp(gaps / t[rows, None]).sum(axis=1)
+        with np.errstate(over="ignore"):  # a gap of 100 at T = 1e-307 is infinite, and its exponential rightly 0
+            result[rows] = 1.0 / np.exp(gaps / t[rows, None]).sum(axis=1)
     return result
 
 
@@ -150,10 +151,9 @@ def log_odds(logits: Any, temperature: Any = 1.0) -> Any:
     result = np.empty(len(z))
     for rows in row_chunks(*z.shape):
         g = gaps_of(z[rows])
-        scaled = (g[:, :1] - g[:, 1:]) / t[rows, None] if g.shape[1] > 1 else np.empty((len(g), 0))
-        with np.errstate(invalid="ignore"):  # inf - inf where a single logit is finite
-            tail = np.log1p(np.exp(scaled).sum(axis=1))
-        result[rows] = np.where(np.isinf(g[:, 0]), np.inf, g[:, 0] / t[rows] - tail)
+        with np.errstate(invalid="ignore", over="ignore"):  # inf - inf where a single logit is finite; tiny T
+            tail = np.log1p(np.exp((g[:, :1] - g[:, 1:]) / t[rows, None]).sum(axis=1))
+            result[rows] = np.where(np.isinf(g[:, 0]), np.inf, g[:, 0] / t[rows] - tail)
     return like(result, logits)
 
 
@@ -175,11 +175,12 @@ def temperature_interval(margin: Any, confidence: Any = None, n_classes: int = 2
 
     Returns:
         ``(lower, upper)``, dimensionless, broadcast over the inputs; upper is inf where c <= 1/2 and K > 2.
-        (nan, nan) where no temperature can do it: with a margin of 0, a tie, c(T) <= 1/2 at every T.
+        (nan, nan) where no temperature can do it: with a margin of 0, a tie, c(T) <= 1/2 at every T; with an infinite
+        margin c(T) = 1.
 
     Raises:
-        ValueError: a negative margin, a confidence outside (1/K, 1), K < 2, or not exactly one of
-            ``confidence`` and ``log_odds``.
+        ValueError: a negative margin, a confidence outside (1/K, 1), log-odds outside (-log(K-1), inf), K < 2, or not
+            exactly one of ``confidence`` and ``log_odds``.
 
     Source: paper, Proposition 1.
 
@@ -192,7 +193,7 @@ def temperature_interval(margin: Any, confidence: Any = None, n_classes: int = 2
     if not np.all(m >= 0):
         raise ValueError(f"margin must not be negative, got {m[~(m >= 0)].flat[0]}")
     m, odds = np.broadcast_arrays(m, odds)
-    possible = (m > 0) | (odds <= 0)
+    possible = np.isfinite(m) & ((m > 0) | (odds <= 0))
     with np.errstate(divide="ignore", invalid="ignore"):
         lower = np.where(possible, m / (odds + np.log(n_classes - 1)), np.nan)
         upper = np.where(possible, np.where(odds > 0, m / odds, np.inf), np.nan)
@@ -259,7 +260,7 @@ def temperature_at_confidence(logits: Any, confidence: Any = None, *, log_odds: 
 
     Returns:
         (N,) float64, dimensionless, of the input's kind and device; nan where no temperature does it (a tie at the top,
-        or too few finite logits).
+        or too few finite logits) or every one does (two tied logits, no other finite, c = 1/2).
 
     Raises:
         ValueError: bad logits, or as :func:`temperature_interval`.
@@ -292,12 +293,12 @@ def _root(g: np.ndarray, count: np.ndarray, target: np.ndarray) -> np.ndarray:
         # One term alone reaches the target at -target / g_2, and the sum is larger.
         s = np.where(g[active, 0] > 0, np.maximum(-target[active] / g[active, 0], 0.0), 0.0)
     while active.size:
-        gap = np.where(np.isfinite(g[active]), g[active], 0.0)
+        gap = np.where(np.isfinite(g[active]), g[active], g[active, :1])  # any finite number: its weight is 0
         weight = np.where(np.isfinite(g[active]), count * np.exp((gap[:, :1] - gap) * s[:, None]), 0.0)
         total = weight.sum(axis=1)
         value = np.log(total) - gap[:, 0] * s
         step = (value - target[active]) * total / (weight * gap).sum(axis=1)
-        s += step
+        s += np.maximum(step, 0.0)  # back only by rounding, which next to s = 0 may lead below it
         done = ~(step > 1e-15 * s)
         result[active[done]] = 1.0 / s[done]
         active, s = active[~done], s[~done]
@@ -318,14 +319,19 @@ def _as_log_odds(confidence: Any, log_odds: Any, n_classes: int) -> np.ndarray:
         raise ValueError("give exactly one of confidence and log_odds")
     if n_classes < 2:
         raise ValueError(f"n_classes must be at least 2, got {n_classes}")
+    lowest = -np.log(n_classes - 1)
     if log_odds is None:
         c = to_numpy(confidence, "confidence").astype(np.float64)
         valid = (c > 1 / n_classes) & (c < 1)
         if not np.all(valid):
             value = np.atleast_1d(c)[~np.atleast_1d(valid)][0]
             raise ValueError(f"confidence must lie in (1/K, 1) = ({1 / n_classes:.4g}, 1), got {value}")
-        return np.log(c) - np.log1p(-c)
+        # The ratio rounds 1/t to the odds of exactly t - 1, where log(c) - log1p(-c) is off by a last digit, and that
+        # digit decides whether an end is infinite. It also may round a c just above 1/K to the end of the range.
+        return np.maximum(-np.log((1 - c) / c), np.nextafter(lowest, np.inf))
     odds = to_numpy(log_odds, "log_odds").astype(np.float64)
-    if not np.all(odds > -np.log(n_classes - 1)):
-        raise ValueError(f"log_odds must exceed -log(K-1) = {-np.log(n_classes - 1):.4g}, got {odds.min()}")
+    valid = (odds > lowest) & (odds < np.inf)
+    if not np.all(valid):
+        value = np.atleast_1d(odds)[~np.atleast_1d(valid)][0]
+        raise ValueError(f"log_odds must exceed -log(K-1) = {lowest:.4g} and be finite, got {value}")
     return odds

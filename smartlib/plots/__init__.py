@@ -1,5 +1,6 @@
 """Figures. Each function takes data and ``ax=None``, draws, and returns the Axes; none shows or saves anything."""
 
+from smartlib.plots.bounds import proposition_plot, temperature_band
 from smartlib.plots.intervals import interval_plot
 from smartlib.plots.maps import temperature_map
 from smartlib.plots.reliability import reliability_diagram
@@ -11,8 +12,10 @@ __all__ = [
     "colour",
     "interval_plot",
     "label",
+    "proposition_plot",
     "reliability_diagram",
     "style_context",
+    "temperature_band",
     "temperature_map",
     "use_style",
 ]

@@ -13,21 +13,23 @@ from sklearn.exceptions import ConvergenceWarning
 
 from smartlib import SMART, expected_calibration_error, smooth_calibration_error, soft_ece
 from smartlib.calibrators import CalibrationWarning
-from smartlib.metrics import negative_log_likelihood
-from smartlib.mismatch import (
+from smartlib.experiments.disagreement import (
     MEASURES,
     Stretch,
-    confidence_derivative,
     gradient_cosine,
     gradients_along_fit,
     mismatch_stretch,
-    nll_derivative,
-    nll_derivative_parts,
-    one_kind,
     resampled_minimisers,
     smart_gradients,
     starting_map,
     temperature_curves,
+)
+from smartlib.metrics import negative_log_likelihood
+from smartlib.mismatch import (
+    confidence_derivative,
+    nll_derivative,
+    nll_derivative_parts,
+    one_kind,
     two_groups,
     two_groups_nll_rate,
     two_groups_smce,

@@ -404,4 +404,7 @@ def test_the_path_of_a_fit_runs_from_the_start_to_the_fit_itself(data):
     t = whole.temperatures(data[0])
     nll = negative_log_likelihood(softmax(data[0] / t[:, None], axis=1), data[1])
     assert path["nll"].iloc[-1] == pytest.approx(nll, rel=1e-12)
-    assert (path["low"] <= path["high"]).all()
+    rng = np.random.default_rng(0)
+    drawn = [rng.integers(len(data[1]), size=len(data[1])) for _ in range(2)]
+    cosines = [gradient_cosine(whole, data[0][rows], data[1][rows]) for rows in drawn]
+    np.testing.assert_allclose(path[["low", "high"]].iloc[-1], np.quantile(cosines, [0.025, 0.975]), rtol=1e-9)

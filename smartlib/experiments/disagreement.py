@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,14 +156,23 @@ def smart_gradients(smart: SMART, logits: Any, labels: Any) -> tuple[np.ndarray,
     Source: ours.
     """
     z, y = as_logits(logits), as_labels(labels, *np.shape(logits))
+    return next(_gradients(smart, z, y, [np.arange(len(y))]))
+
+
+def _gradients(smart: SMART, z: np.ndarray, y: np.ndarray, resamples: Iterable[np.ndarray]) -> Iterator[tuple]:
+    """:func:`smart_gradients` of the samples ``rows``, for each ``rows`` in ``resamples``."""
     theta = np.concatenate([smart.hidden_weight_, smart.hidden_bias_, smart.output_weight_, [smart.output_bias_]])
     x = (np.clip(margin_of(z), *smart.margin_range_) - smart.margin_mean_) / smart.margin_std_
     t, backward = temperature_and_backward(theta, x)
     correct, label_gap = accuracy_and_label_gap(z, y)
     f, error_gap = confidence_and_error_gap(z, t)
     mean_gap = (1 - f) * error_gap
-    along_f = soft_ece_and_gradient(f, correct, smart.n_bins, smart.bandwidth, smart.delta)[1]
-    return backward((mean_gap - label_gap) / t**2 / len(y)), backward(-along_f * f * mean_gap / t**2)
+    nll_along_t, f_along_t = (mean_gap - label_gap) / t**2, -f * mean_gap / t**2
+    settings = smart.n_bins, smart.bandwidth, smart.delta
+    for rows in resamples:
+        count = np.bincount(rows, minlength=len(y))
+        along_f = np.bincount(rows, soft_ece_and_gradient(f[rows], correct[rows], *settings)[1], len(y))
+        yield backward(count / len(rows) * nll_along_t), backward(along_f * f_along_t)
 
 
 def gradient_cosine(smart: SMART, logits: Any, labels: Any) -> float:
@@ -181,7 +191,10 @@ def gradient_cosine(smart: SMART, logits: Any, labels: Any) -> float:
 
     Source: ours.
     """
-    nll, soft = smart_gradients(smart, logits, labels)
+    return _cosine(*smart_gradients(smart, logits, labels))
+
+
+def _cosine(nll: np.ndarray, soft: np.ndarray) -> float:
     length = np.linalg.norm(nll) * np.linalg.norm(soft)
     return float(np.clip(nll @ soft / length, -1.0, 1.0)) if length > 0 else float("nan")
 
@@ -243,11 +256,11 @@ def gradients_along_fit(logits: Any, labels: Any, *, n_resamples: int = 0, seed:
         nll, soft = smart_gradients(smart, z, y)
         row = {
             "iteration": iteration, "nll": negative_log_likelihood(scaled_softmax(z, t), y),
-            "soft_ece": soft_ece(confidence_of(z, t), z.argmax(axis=1) == y), "cosine": gradient_cosine(smart, z, y),
+            "soft_ece": soft_ece(confidence_of(z, t), z.argmax(axis=1) == y), "cosine": _cosine(nll, soft),
             "nll_norm": float(np.linalg.norm(nll)), "soft_ece_norm": float(np.linalg.norm(soft)),
         }  # fmt: skip
         if resamples:
-            cosines = [gradient_cosine(smart, z[rows], y[rows]) for rows in resamples]
+            cosines = [_cosine(*pair) for pair in _gradients(smart, z, y, resamples)]
             row["low"], row["high"] = np.quantile(cosines, [0.025, 0.975])
         table.append(row)
     return pd.DataFrame(table)

@@ -23,6 +23,7 @@ from smartlib.experiments.disagreement import (
     smart_gradients,
     starting_map,
     temperature_curves,
+    temperatures_from_the_other_half,
 )
 from smartlib.metrics import negative_log_likelihood
 from smartlib.mismatch import (
@@ -313,6 +314,18 @@ def test_a_resample_is_the_data_with_repeated_rows():
         curves = temperature_curves(z.repeat(count, axis=0), y.repeat(count), grid)
         for measure in MEASURES:
             assert getattr(row, measure) == grid[curves[measure].argmin()]
+
+
+def test_each_half_chooses_for_the_other_one():
+    z, y = overconfident(101)
+    grid = np.geomspace(0.8, 4, 12)
+    chosen = temperatures_from_the_other_half(z, y, grid, seed=3)
+    half = np.random.default_rng(3).permutation(101) % 2
+    assert 0 < half.sum() < 101
+    for side in (0, 1):
+        other = temperature_curves(z[half != side], y[half != side], grid)
+        for measure in MEASURES:
+            assert (chosen[measure][half == side] == grid[other[measure].argmin()]).all()
 
 
 def test_the_stretch_lies_between_the_minimisers_whichever_comes_first():

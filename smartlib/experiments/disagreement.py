@@ -83,6 +83,33 @@ def resampled_minimisers(logits: Any, labels: Any, grid: Any, *, n_resamples: in
     return pd.DataFrame(grid[values.argmin(axis=0)], columns=MEASURES)
 
 
+def temperatures_from_the_other_half(logits: Any, labels: Any, grid: Any, *, seed: int = 0) -> pd.DataFrame:
+    """The temperature of each sample where the samples are halved at random and each half chooses for the other one.
+
+    What is measured at these temperatures was not fitted to the samples on which it is measured.
+
+    Args:
+        logits, labels, grid: as for :func:`temperature_curves`; at least two samples.
+        seed: of the halving.
+
+    Returns:
+        One row per sample: the temperatures on the grid that minimise nll, ece, soft_ece, smce of the other half.
+
+    Raises:
+        ValueError: bad arrays.
+
+    Source: cross-fitting with two folds.
+    """
+    z, y = as_logits(logits), as_labels(labels, *np.shape(logits))
+    half = np.random.default_rng(seed).permutation(len(y)) % 2
+    result = pd.DataFrame(index=range(len(y)), columns=MEASURES, dtype=np.float64)
+    for side in (0, 1):
+        curves = temperature_curves(z[half != side], y[half != side], grid)
+        for measure in MEASURES:
+            result.loc[half == side, measure] = curves["temperature"][curves[measure].argmin()]
+    return result
+
+
 def _measures(z: np.ndarray, y: np.ndarray, grid: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The four measures, (G, B, 4), where row i of the data occurs counts[b, i] times in sample b."""
     n, edges = len(y), bin_edges(np.empty(0), N_HARD_BINS, "width")

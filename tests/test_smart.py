@@ -142,6 +142,20 @@ def test_two_fits_are_identical_to_the_last_bit(solver, data):
     assert first.predict_proba(data[0]).tobytes() == second.predict_proba(data[0]).tobytes()
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_last_digits_of_the_input_do_not_matter(seed):
+    """Another processor or number of threads changes the last digits of every sum; the fit must not amplify them.
+
+    The logits are on a grid, as float16 ones are, so that many margins are equal up to rounding.
+    """
+    logits, labels = sharpened(n=200, seed=seed)
+    logits = np.round(logits * 64) / 64
+    first, second = (fit(logits * factor, labels) for factor in (1.0, 1 + 3e-15))
+    assert first.n_iter_ == second.n_iter_
+    assert first.objective_ == pytest.approx(second.objective_, abs=1e-9)
+    np.testing.assert_allclose(first.temperatures(logits), second.temperatures(logits), rtol=1e-6)
+
+
 def test_adam_depends_on_its_seed_and_lbfgs_does_not(data):
     assert learned(fit(*data, solver="lbfgs", seed=0)) == learned(fit(*data, solver="lbfgs", seed=1))
     zero, one = (fit(*data, solver="adam", max_iter=5, seed=seed) for seed in (0, 1))

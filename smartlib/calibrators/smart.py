@@ -253,12 +253,22 @@ class ConfidenceTable:
         return confidence, -confidence * slope / t
 
 
+def _rounded(values: np.ndarray | float) -> np.ndarray:
+    """Values to 24 binary digits of the largest of them."""
+    unit = np.exp2(np.round(np.log2(max(np.abs(values).max(), np.finfo(float).tiny))) - 24)
+    return np.round(values / unit) * unit
+
+
 def _start(x: np.ndarray, t0: float) -> np.ndarray:
     """The start of L-BFGS: the constant map t0, with the 16 hinges at quantiles of the margin.
 
     The hinges look to the right and to the left in turn, so that both ends of the margin can bend.
     """
-    hinge = np.quantile(x, (np.arange(WIDTH) + 0.5) / WIDTH)
+    values = np.unique(np.round(x, 9))
+    # Half way between two margins: on a margin, the last digit would decide on which side of the hinge a sample lies.
+    above = np.searchsorted(values, np.quantile(x, (np.arange(WIDTH) + 0.5) / WIDTH), side="right")
+    above = np.clip(above, 1, max(len(values) - 1, 0))
+    hinge = (values[above - 1] + values[above]) / 2
     w = np.where(np.arange(WIDTH) % 2 == 0, 1.0, -1.0)
     u = t0 - MIN_TEMPERATURE
     return np.concatenate([w, -w * hinge, np.zeros(WIDTH), [u + np.log(-np.expm1(-u))]])
@@ -271,7 +281,10 @@ def _objective(smart: SMART, table: ConfidenceTable, x: np.ndarray, correct: np.
         t, backward = temperature_and_backward(theta, x)
         confidence, slope = table(t)
         value, gradient = soft_ece_and_gradient(confidence, correct, smart.n_bins, smart.bandwidth, smart.delta)
-        return value, backward(gradient * slope)
+        gradient = backward(gradient * slope)
+        # The last digits of sums differ between processors and numbers of threads, and a solver's path may amplify
+        # them to the second digit of the result. Rounded away, the path is the same everywhere.
+        return float(_rounded(value)), _rounded(gradient)
 
     return objective
 

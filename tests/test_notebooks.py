@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from smartlib.experiments.compare import find_differences, flatten
-from smartlib.experiments.notebooks import execute, files_of, find_notebooks
+from smartlib.experiments.notebooks import NotebookError, execute, files_of, find_notebooks
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = find_notebooks(ROOT)
@@ -34,6 +34,38 @@ def test_runs_and_gives_what_is_committed(path, tmp_path):
             assert pixels.std() > 5, f"{name} is blank"
         elif name.suffix in (".csv", ".json"):
             assert find_differences(flatten(FIGURES / name), flatten(tmp_path / "figures" / name)) == []
+
+
+# A wrong statement for each notebook on the theory: what the source says, what it says wrongly, which check fails.
+PLANTED = {
+    "01_margin_temperature_bound": (
+        "return m / (logit_c + log_n), m / logit_c",
+        "return m / logit_c, m / (logit_c + log_n)",
+        "solving for T gives the lower end",
+    ),
+    "02_nll_versus_ece": (
+        "claimed = delta * (1 + eta - delta) / 2",
+        "claimed = delta * (1 + eta + delta) / 2",
+        "2a: the upper bound is the closed form",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_wrong_statement_fails_in_the_last_cell(name, tmp_path):
+    true, wrong, check = PLANTED[name]
+    notebook = read(ROOT / "notebooks" / f"{name}.ipynb")
+    (cell,) = (cell for cell in notebook.cells if cell.cell_type == "code" and true in cell.source)
+    assert cell.source.count(true) == 1
+    cell.source = cell.source.replace(true, wrong)
+    planted = tmp_path / "notebooks" / f"{name}.ipynb"
+    planted.parent.mkdir()
+    nbformat.write(notebook, planted)
+    with pytest.raises(NotebookError, match=check):
+        execute(planted, tmp_path / "work", profile="embedded", root=ROOT)
+    ran = read(tmp_path / "work" / "notebooks" / f"{name}.ipynb").cells
+    with_error = [cell for cell in ran if any(output.output_type == "error" for output in cell.get("outputs", []))]
+    assert with_error == [ran[-1]]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

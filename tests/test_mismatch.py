@@ -391,7 +391,7 @@ def test_the_starting_map_is_where_the_solver_starts(data):
     np.testing.assert_allclose(t, t[0], rtol=1e-14)
     x = (margin(data[0]) - first.margin_mean_) / first.margin_std_
     theta = np.concatenate([start.hidden_weight_, start.hidden_bias_, start.output_weight_, [start.output_bias_]])
-    np.testing.assert_allclose(theta, _start(x, t[0]), rtol=1e-12)
+    np.testing.assert_allclose(theta, _start(x, t[0]), rtol=1e-6)
     correct = data[0].argmax(axis=1) == data[1]
     neighbours = [soft_ece(confidence(data[0], t[0] * np.exp(shift)), correct) for shift in (-0.15, 0, 0.15)]
     assert np.argmin(neighbours) == 1

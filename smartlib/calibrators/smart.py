@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize
 from scipy.special import expit
 from sklearn.exceptions import ConvergenceWarning
 
 from smartlib.arrays import row_chunks
 from smartlib.calibrators.base import TemperatureCalibrator, warn
+from smartlib.calibrators.lbfgs import minimise_lbfgs, rounded
 from smartlib.softece import BANDWIDTH, DELTA, N_BINS, check_settings, soft_ece_and_gradient
 from smartlib.toplabel import confidence_of, margin_of
 
@@ -253,12 +253,6 @@ class ConfidenceTable:
         return confidence, -confidence * slope / t
 
 
-def _rounded(values: np.ndarray | float) -> np.ndarray:
-    """Values to 24 binary digits of the largest of them."""
-    unit = np.exp2(np.round(np.log2(max(np.abs(values).max(), np.finfo(float).tiny))) - 24)
-    return np.round(values / unit) * unit
-
-
 def _start(x: np.ndarray, t0: float) -> np.ndarray:
     """The start of L-BFGS: the constant map t0, with the 16 hinges at quantiles of the margin.
 
@@ -282,9 +276,8 @@ def _objective(smart: SMART, table: ConfidenceTable, x: np.ndarray, correct: np.
         confidence, slope = table(t)
         value, gradient = soft_ece_and_gradient(confidence, correct, smart.n_bins, smart.bandwidth, smart.delta)
         gradient = backward(gradient * slope)
-        # The last digits of sums differ between processors and numbers of threads, and a solver's path may amplify
-        # them to the second digit of the result. Rounded away, the path is the same everywhere.
-        return float(_rounded(value)), _rounded(gradient)
+        # Rounded also for Adam, so that its path is the same on every machine (see lbfgs.py).
+        return float(rounded(value)), rounded(gradient)
 
     return objective
 
@@ -299,21 +292,15 @@ def _fit_lbfgs(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) 
     start = _start(x, min(np.exp(table.nodes[1:]), key=at_constant))
     if smart.start_noise:
         start = start + smart.start_noise * np.random.default_rng(smart.seed).standard_normal(len(start))
-    objective = _objective(smart, table, x, correct)
     tol, patience, limit = _stopping(smart, tol=1e-3, patience=10, limit=500)
-    values = [objective(start)[0]]
-
-    def stop_when_slow(intermediate_result) -> None:
-        values.append(float(intermediate_result.fun))
+    theta, values, converged = minimise_lbfgs(
+        _objective(smart, table, x, correct),
+        start,
+        max_iter=limit,
         # Progress comes in bursts, so one slow iteration is no reason to stop (notebook 04).
-        if len(values) > patience and values[-1 - patience] - values[-1] < tol:
-            raise StopIteration
-
-    result = minimize(
-        objective, start, jac=True, method="L-BFGS-B", callback=stop_when_slow,
-        options={"maxiter": limit, "ftol": 0.0, "gtol": 0.0},
-    )  # fmt: skip
-    return result.x, values[1:], result.status != 1  # 1: iteration limit; a failed line search is the end
+        is_done=lambda values: len(values) > patience and values[-1 - patience] - values[-1] < tol,
+    )
+    return theta, values[1:], converged
 
 
 def _fit_adam(smart: SMART, z: np.ndarray, x: np.ndarray, correct: np.ndarray) -> tuple[np.ndarray, list, bool]:

@@ -241,7 +241,7 @@ def test_coverage(n, alpha):
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_hoeffding_cannot_be_halved(sign):
-    """Residuals of 1 and −1, equally likely, are the worst case: half the deviation is passed more often than α allows."""
+    """Residuals of 1 and −1, equally likely, are the worst case: they pass half the deviation more often than α."""
     rng = np.random.default_rng(1)
     deviation = population_bound([0.5] * 400, [1] * 400).hoeffding
     means = rng.choice([-1.0, 1.0], (4000, 400)).mean(axis=1)

@@ -3,6 +3,7 @@
 from smartlib.plots.bounds import proposition_plot, temperature_band
 from smartlib.plots.intervals import interval_plot
 from smartlib.plots.maps import temperature_map
+from smartlib.plots.monotone import monotone_fit, monotone_plot
 from smartlib.plots.reliability import reliability_diagram
 from smartlib.plots.style import COLOURS, LABELS, colour, label, style_context, use_style
 
@@ -12,6 +13,8 @@ __all__ = [
     "colour",
     "interval_plot",
     "label",
+    "monotone_fit",
+    "monotone_plot",
     "proposition_plot",
     "reliability_diagram",
     "style_context",

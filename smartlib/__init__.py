@@ -31,7 +31,18 @@ _HOME = {
     "noise_floor": "uncertainty",
     "compare": "uncertainty",
 }
-_MODULES = ("calibrators", "data", "metrics", "mismatch", "plots", "softece", "smce", "toplabel", "uncertainty")
+_MODULES = (
+    "bounds",
+    "calibrators",
+    "data",
+    "metrics",
+    "mismatch",
+    "plots",
+    "softece",
+    "smce",
+    "toplabel",
+    "uncertainty",
+)
 
 __all__ = [*sorted(_HOME), *_MODULES]
 

@@ -4,11 +4,12 @@ Calibration errors are sums of absolute values, so that chance alone makes them 
 classifier does not measure 0 but the *noise floor*, and the plain bootstrap, which adds the noise of
 resampling to that of the sample, misses the truth near the floor nearly always.
 
-The intervals of binned errors come from inverting a test. Let r(f) be the accuracy observed in the bin of confidence
-f. The model "the true accuracy at confidence f is f + t (r(f) - f)" runs from perfect calibration at t = 0 through what
-was observed at t = 1, and its true error theta(t) grows with t. For each t, samples of the same size are simulated and
-measured. The interval holds those theta(t) at which the value measured on the data is neither among the lowest nor the
-highest 2.5 % of the simulated ones. At t = 0 this is exactly the test of "perfectly calibrated".
+The intervals of binned errors come from inverting a test. Let r(f) be the accuracy at confidence f according to a
+smooth recalibration curve that is fitted to the data. The model "the true accuracy at confidence f is f + t (r(f) - f)"
+runs from perfect calibration at t = 0 through what was observed at t = 1, and its true error theta(t) grows with t. For
+each t, samples of the same size are simulated and measured. The interval holds those theta(t) at which the value
+measured on the data is neither among the lowest nor the highest 2.5 % of the simulated ones. At t = 0 this is exactly
+the test of "perfectly calibrated". (For the classwise error r is the observed frequency in the bin.)
 
 The smooth calibration error needs no such model. It is a supremum of sums, so it obeys the triangle inequality: smCE of
 the sample and smCE of the population differ by at most the smCE of the noise, that is, of the sample's residuals minus
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import expit, logit
 
 from smartlib.arrays import as_confidence, as_labels, as_probabilities, to_numpy
 from smartlib.metrics import METRICS, N_BINS, bin_edges, bin_index, brier_losses, log_losses, top_label
@@ -96,6 +98,31 @@ def top_label_statistic(metric: str, f: np.ndarray) -> Callable[[np.ndarray, np.
     return lambda rows, correct: float(np.abs(np.bincount(index[rows], correct - f[rows], N_BINS)).sum() / len(rows))
 
 
+def recalibration_curve(f: np.ndarray, a: np.ndarray) -> np.ndarray:
+    """A smooth estimate of P(correct | f) at each confidence, (N,), for checked arrays.
+
+    Logistic regression: logit r = logit f + a polynomial of degree 4 in logit f, its coefficients shrunk towards zero,
+    which is perfect calibration. Five numbers follow a curve of either sign with far less noise than bins do.
+    """
+    from scipy.optimize import minimize
+
+    odds = logit(np.clip(f, 1e-12, 1 - 1e-12))
+    x = np.clip(odds, -14, 14)
+    x = 2 * (x - x.min()) / max(np.ptp(x), 1e-12) - 1
+    basis = np.polynomial.legendre.legvander(x, 4)
+
+    def objective(beta: np.ndarray) -> tuple[float, np.ndarray]:
+        eta = odds + basis @ beta
+        return float(np.logaddexp(0, eta).sum() - a @ eta + beta @ beta / 2), basis.T @ (expit(eta) - a) + beta
+
+    def hessian(beta: np.ndarray) -> np.ndarray:
+        r = expit(odds + basis @ beta)
+        return (basis * (r * (1 - r))[:, None]).T @ basis + np.eye(5)
+
+    fit = minimize(objective, np.zeros(5), jac=True, hess=hessian, method="trust-exact")
+    return expit(odds + basis @ fit.x)
+
+
 class _TopLabelModel:
     """The family of true accuracies f + t (r(f) - f) for one top-label metric."""
 
@@ -104,10 +131,7 @@ class _TopLabelModel:
         self.f, a = f[order], a[order]
         self.statistic = top_label_statistic(metric, self.f)
         self.rows = np.arange(len(f))
-        index = bin_index(self.f, bin_edges(self.f, N_BINS, "width" if metric in ("ece", "mce") else "mass"))
-        count = np.maximum(np.bincount(index, minlength=N_BINS), 1)
-        # The mean gap of the bin is added to f, so that t = 0 is exactly f.
-        self.gap = (np.bincount(index, a - self.f, N_BINS) / count)[index]
+        self.gap = recalibration_curve(self.f, a) - self.f
         self.estimate = self.statistic(self.rows, a)
 
     def accuracy(self, t: float) -> np.ndarray:

@@ -14,7 +14,7 @@ def test_shares_are_counted_from_the_intervals_of_evaluate(tmp_path, monkeypatch
     population = Population(n_classes=3, slope=0.5)
     monkeypatch.setenv("SMARTLIB_FIGURES_DIR", str(tmp_path))
     monkeypatch.setattr(coverage, "POPULATIONS", {"over-confident": population})
-    for name, value in {"N": 150, "N_SAMPLES": 8, "BLOCK": 4, "N_RESAMPLES": 20}.items():
+    for name, value in {"SAMPLE_SIZE": 150, "N_SAMPLES": 8, "BLOCK": 4, "N_RESAMPLES": 20}.items():
         monkeypatch.setattr(coverage, name, value)
     table = coverage.coverage_table("p").set_index("metric")
     assert list(table.index) == list(METRICS) and (table["n_samples"] == 8).all()

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import cache, partial
 
 import numpy as np
 import pandas as pd
 
+from smartlib.bounds import certificate_grid
 from smartlib.calibrators import SMART, CalibrationWarning
 from smartlib.calibrators.base import scaled_softmax
 from smartlib.data import load
 from smartlib.experiments.records import CORE_SOURCES, Task, run_tasks, task_key
 from smartlib.metrics import expected_calibration_error, top_label
-from smartlib.softece import certificate, soft_ece
 
 N_BINS = (5, 10, 15, 30, 60)
 BANDWIDTHS = (0.01, 0.02, 0.05, 0.1)
@@ -30,9 +29,8 @@ def certificate_table(bundles: Sequence[str], profile: str) -> pd.DataFrame:
         profile: the records are kept in ``records/<profile>_certificates.csv``.
 
     Returns:
-        One row per bundle, number of bins M, bandwidth lambda and delta: ``bundle, n_bins, bandwidth, delta``, the
-        fields of `smartlib.softece.Certificate`, ``plain_soft_ece`` (H_{lambda, 0}), ``mean_residual`` (E|A - f|),
-        ``n``, and ``ece`` with ``uncalibrated_ece`` for scale.
+        One row per bundle, number of bins M, bandwidth lambda and delta: ``bundle``, the columns of
+        `smartlib.bounds.certificate_grid`, ``n``, and ``ece`` with ``uncalibrated_ece`` for scale.
 
     Source: ours.
     """
@@ -41,13 +39,13 @@ def certificate_table(bundles: Sequence[str], profile: str) -> pd.DataFrame:
     for name in bundles:
         bundle = load(name)
         arrays = [array for split in (bundle.val, bundle.test) for array in (split.logits, split.labels)]
-        sources = [*CORE_SOURCES, "calibrators/smart.py", "experiments/certificates.py"]
+        sources = [*CORE_SOURCES, "calibrators/smart.py", "bounds.py", "experiments/certificates.py"]
         for n_bins in N_BINS:
             for bandwidth in BANDWIDTHS:
                 for delta in DELTAS:
                     setting = {"bundle": name, "n_bins": n_bins, "bandwidth": bandwidth, "delta": delta}
                     key = task_key(arrays, sources, [setting])
-                    tasks.append(Task(key, setting, partial(_terms, confidences, name, n_bins, bandwidth, delta)))
+                    tasks.append(Task(key, setting, partial(_terms, confidences, name, setting)))
     return run_tasks(tasks, f"{profile}_certificates")
 
 
@@ -62,12 +60,10 @@ def _confidences(name: str) -> tuple[np.ndarray, np.ndarray, float]:
     return *top_label(probs, bundle.test.labels), before
 
 
-def _terms(confidences: Callable, name: str, n_bins: int, bandwidth: float, delta: float) -> dict:
+def _terms(confidences: Callable, name: str, setting: dict) -> dict:
     confidence, correct, before = confidences(name)
-    return asdict(certificate(confidence, correct, n_bins, bandwidth, delta)) | {
-        "plain_soft_ece": soft_ece(confidence, correct, n_bins, bandwidth, 0.0),
-        "mean_residual": float(np.abs(correct - confidence).mean()),
-        "n": len(correct),
-        "ece": expected_calibration_error(confidence, correct),
-        "uncalibrated_ece": before,
-    }
+    (row,) = certificate_grid(
+        confidence, correct, n_bins=[setting["n_bins"]], bandwidths=[setting["bandwidth"]], deltas=[setting["delta"]]
+    ).to_dict("records")
+    scale = {"n": len(correct), "ece": expected_calibration_error(confidence, correct), "uncalibrated_ece": before}
+    return {name: value for name, value in row.items() if name not in setting} | scale

@@ -16,7 +16,7 @@ def test_shares_are_counted_from_the_intervals_of_evaluate(tmp_path, monkeypatch
     monkeypatch.setattr(coverage, "POPULATIONS", {"over-confident": population})
     for name, value in {"SAMPLE_SIZE": 150, "N_SAMPLES": 8, "BLOCK": 4, "N_RESAMPLES": 20}.items():
         monkeypatch.setattr(coverage, name, value)
-    table = coverage.coverage_table("p").set_index("metric")
+    table = coverage.coverage_table().set_index("metric")
     assert list(table.index) == list(METRICS) and (table["n_samples"] == 8).all()
     np.testing.assert_allclose(table["covered"] + table["above"] + table["below"], 1)
     truth = population.true_metrics()

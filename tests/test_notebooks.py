@@ -48,6 +48,11 @@ PLANTED = {
         "claimed = delta * (1 + eta + delta) / 2",
         "2a: the upper bound is the closed form",
     ),
+    "03_smce_upper_bound": (
+        "return h <= max(1, lipschitz) * smce + 1e-12",
+        "return h <= smce + 1e-12",
+        "Theorem 3'': H <= max(1, L) smCE",
+    ),
 }
 
 
@@ -61,7 +66,7 @@ def test_a_planted_wrong_statement_fails_in_the_last_cell(name, tmp_path):
     planted = tmp_path / "notebooks" / f"{name}.ipynb"
     planted.parent.mkdir()
     nbformat.write(notebook, planted)
-    with pytest.raises(NotebookError, match=check):
+    with pytest.raises(NotebookError, match=re.escape(check)):
         execute(planted, tmp_path / "work", profile="embedded", root=ROOT)
     ran = read(tmp_path / "work" / "notebooks" / f"{name}.ipynb").cells
     with_error = [cell for cell in ran if any(output.output_type == "error" for output in cell.get("outputs", []))]

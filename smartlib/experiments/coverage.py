@@ -29,11 +29,10 @@ N_SAMPLES, BLOCK = 160, 20
 N_RESAMPLES = 150
 
 
-def coverage_table(profile: str) -> pd.DataFrame:
+def coverage_table() -> pd.DataFrame:
     """How often the intervals hold the true value, per population and metric.
 
-    Args:
-        profile: names the file of records.
+    It is the same in every profile; the records are kept with those of profile ``embedded``.
 
     Returns:
         One row per population and metric: ``population``, ``metric``, ``truth``, ``measured`` (mean over the samples),
@@ -53,7 +52,7 @@ def coverage_table(profile: str) -> pd.DataFrame:
                     partial(_run_block, population, start),
                 )
             )
-    blocks = run_tasks(tasks, f"{profile}_coverage").groupby("population", sort=False).mean(numeric_only=True)
+    blocks = run_tasks(tasks, "embedded_coverage").groupby("population", sort=False).mean(numeric_only=True)
     rows = [
         {"population": population, "metric": metric, "n_samples": N_SAMPLES}
         | {column: values[f"{metric}_{column}"] for column in _COLUMNS}

@@ -176,7 +176,7 @@ def accuracy_and_label_gap(z: np.ndarray, labels: Any) -> tuple[np.ndarray, np.n
 # --- the populations of the two theorems ----------------------------------------------------------------------------
 
 
-class Population(NamedTuple):
+class DiscretePopulation(NamedTuple):
     """Finitely many kinds of samples: their logits, the distribution of their labels, how frequent they are."""
 
     logits: np.ndarray
@@ -187,7 +187,7 @@ class Population(NamedTuple):
     """(N,), sum to one."""
 
 
-def two_groups(confidence: float, eta: float, delta: float = 0.0) -> Population:
+def two_groups(confidence: float, eta: float, delta: float = 0.0) -> DiscretePopulation:
     """The population of Theorem 2a: K = 2, two equally frequent groups, accuracies c + eta and c - eta.
 
     Args:
@@ -195,7 +195,7 @@ def two_groups(confidence: float, eta: float, delta: float = 0.0) -> Population:
         delta: how far the confidence of the first group has been raised, 0 <= delta <= eta.
 
     Returns:
-        :class:`Population`, the first group first.
+        :class:`DiscretePopulation`, the first group first.
 
     Source: paper, Theorem 2a.
 
@@ -206,7 +206,9 @@ def two_groups(confidence: float, eta: float, delta: float = 0.0) -> Population:
         raise ValueError(f"need 1/2 < c < 1, 0 < eta < 1 - c, 0 <= delta <= eta; got {confidence}, {eta}, {delta}")
     accuracy = np.array([confidence + eta, confidence - eta])
     top = logit(np.array([confidence + delta, confidence]))
-    return Population(np.stack([top, 0 * top], axis=1), np.stack([accuracy, 1 - accuracy], axis=1), np.full(2, 0.5))
+    return DiscretePopulation(
+        np.stack([top, 0 * top], axis=1), np.stack([accuracy, 1 - accuracy], axis=1), np.full(2, 0.5)
+    )
 
 
 def two_groups_smce(eta: float, delta: float) -> float:
@@ -231,7 +233,7 @@ def two_groups_nll_rate(confidence: float, eta: float) -> float:
     return eta * float(logit(confidence)) / 2
 
 
-def one_kind(logits: Any, runner_up_share: float) -> Population:
+def one_kind(logits: Any, runner_up_share: float) -> DiscretePopulation:
     """The population of Theorem 2b: one kind of sample whose accuracy is its confidence.
 
     Args:
@@ -239,7 +241,7 @@ def one_kind(logits: Any, runner_up_share: float) -> Population:
         runner_up_share: share of the errors that go to the second class; the others go to the last one.
 
     Returns:
-        :class:`Population` of one row.
+        :class:`DiscretePopulation` of one row.
 
     Source: ours, Theorem 2b.
 
@@ -252,4 +254,4 @@ def one_kind(logits: Any, runner_up_share: float) -> Population:
     q[0, 1] += runner_up_share * (1 - f)
     q[0, -1] += (1 - runner_up_share) * (1 - f)
     q[0, 0] = 1 - q[0, 1:].sum()
-    return Population(z, q, np.ones(1))
+    return DiscretePopulation(z, q, np.ones(1))

@@ -16,7 +16,7 @@ from smartlib.calibrators import CalibrationWarning
 from smartlib.experiments.disagreement import (
     MEASURES,
     Stretch,
-    gradient_cosine,
+    _cosine,
     gradients_along_fit,
     mismatch_stretch,
     resampled_minimisers,
@@ -377,7 +377,7 @@ def test_both_gradients_equal_those_of_autograd(smart, data):
         expected.append(parameters.grad.numpy())
         np.testing.assert_allclose(ours[i], expected[i], rtol=1e-7, atol=1e-11)
     cosine = expected[0] @ expected[1] / np.linalg.norm(expected[0]) / np.linalg.norm(expected[1])
-    assert gradient_cosine(smart, *data) == pytest.approx(cosine, rel=1e-7)
+    assert _cosine(*smart_gradients(smart, *data)) == pytest.approx(cosine, rel=1e-7)
 
 
 def test_the_starting_map_is_where_the_solver_starts(data):
@@ -404,7 +404,7 @@ def test_a_vanishing_gradient_has_no_cosine():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         smart = SMART(max_iter=1).fit(z, y)
-    assert np.isnan(gradient_cosine(smart, z, y))
+    assert np.isnan(_cosine(*smart_gradients(smart, z, y)))
 
 
 def test_the_path_of_a_fit_runs_from_the_start_to_the_fit_itself(data):
@@ -414,12 +414,12 @@ def test_the_path_of_a_fit_runs_from_the_start_to_the_fit_itself(data):
         path = gradients_along_fit(*data, n_resamples=2)
     assert path["iteration"].tolist() == list(range(whole.n_iter_ + 1))
     assert path["soft_ece"].iloc[-1] == pytest.approx(whole.objective_, rel=1e-12)
-    assert path["cosine"].iloc[-1] == pytest.approx(gradient_cosine(whole, *data), rel=1e-9)
+    assert path["cosine"].iloc[-1] == pytest.approx(_cosine(*smart_gradients(whole, *data)), rel=1e-9)
     np.testing.assert_allclose(path["soft_ece"].iloc[1:], whole.loss_curve_, atol=2e-4)
     t = whole.temperatures(data[0])
     nll = negative_log_likelihood(softmax(data[0] / t[:, None], axis=1), data[1])
     assert path["nll"].iloc[-1] == pytest.approx(nll, rel=1e-12)
     rng = np.random.default_rng(0)
     drawn = [rng.integers(len(data[1]), size=len(data[1])) for _ in range(2)]
-    cosines = [gradient_cosine(whole, data[0][rows], data[1][rows]) for rows in drawn]
+    cosines = [_cosine(*smart_gradients(whole, data[0][rows], data[1][rows])) for rows in drawn]
     np.testing.assert_allclose(path[["low", "high"]].iloc[-1], np.quantile(cosines, [0.025, 0.975]), rtol=1e-9)

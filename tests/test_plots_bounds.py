@@ -48,10 +48,11 @@ def test_proposition_plot_encloses_the_rows_between_the_two_curves():
 
 
 def test_proposition_plot_draws_an_arrow_where_there_is_no_upper_end():
-    ax = plots.proposition_plot(ROWS[:2], 0.4, t_max=9.0)
-    assert bar_on_the_axis(ax) == pytest.approx([float(temperature_interval(2.0, 0.4, 4)[0]), 9.0])
+    ax = plots.proposition_plot(ROWS[:2], 0.4)
+    lower = float(temperature_interval(2.0, 0.4, 4)[0])
+    assert bar_on_the_axis(ax) == pytest.approx([lower, 6.4 * lower])
     assert [line.get_marker() for line in ax.lines].count(">") == 1
-    assert ax.get_xlim() == (0, 9)
+    assert ax.get_xlim() == pytest.approx((0, 6.4 * lower))
 
 
 def test_proposition_plot_refuses_rows_of_different_margins():
@@ -63,7 +64,7 @@ def test_temperature_band_draws_the_rows_between_two_lines_and_leaves_out_ties()
     margin, second = np.array([0.0, 1.0, 4.0]), np.array([1.0, 10.0, 4.0])
     t_star = np.array([np.nan, 0.4, 1.0])
     _, ax = plt.subplots()
-    assert plots.temperature_band(margin, t_star, 0.9, 10, second_gap=second, ax=ax) is ax
+    assert plots.temperature_band(margin, t_star, 0.9, 10, third_gap=second, ax=ax) is ax
     upper, lower = (line.get_ydata()[1] / line.get_xdata()[1] for line in ax.lines)
     assert [lower, upper] == pytest.approx([1 / (2 * np.log(9)), 1 / np.log(9)])
     dots = ax.collections[-1]

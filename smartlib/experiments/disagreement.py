@@ -202,26 +202,8 @@ def _gradients(smart: SMART, z: np.ndarray, y: np.ndarray, resamples: Iterable[n
         yield backward(count / len(rows) * nll_along_t), backward(along_f * f_along_t)
 
 
-def gradient_cosine(smart: SMART, logits: Any, labels: Any) -> float:
-    """Cosine between the two gradients of :func:`smart_gradients`.
-
-    It depends on how the map is parametrised. 1: both objectives ask for the same step; -1: for opposite ones.
-
-    Args:
-        smart, logits, labels: as for :func:`smart_gradients`.
-
-    Returns:
-        In [-1, 1]; nan where a gradient vanishes.
-
-    Raises:
-        ValueError: as for :func:`smart_gradients`.
-
-    Source: ours.
-    """
-    return _cosine(*smart_gradients(smart, logits, labels))
-
-
 def _cosine(nll: np.ndarray, soft: np.ndarray) -> float:
+    """In [-1, 1]; nan where a gradient vanishes."""
     length = np.linalg.norm(nll) * np.linalg.norm(soft)
     return float(np.clip(nll @ soft / length, -1.0, 1.0)) if length > 0 else float("nan")
 
@@ -263,8 +245,9 @@ def gradients_along_fit(logits: Any, labels: Any, *, n_resamples: int = 0, seed:
         n_resamples, seed: of a bootstrap over the samples, with the iterates held fixed.
 
     Returns:
-        One row per iteration, 0 being the start: iteration, nll (nats), soft_ece, cosine, nll_norm and soft_ece_norm
-        (lengths of the gradients), and with ``n_resamples`` low and high, the 2.5 % and 97.5 % quantiles of the cosine.
+        One row per iteration, 0 being the start: iteration, nll (nats), soft_ece, cosine (1: both objectives ask for
+        the same step; nan where a gradient vanishes; it depends on how the map is parametrised), nll_norm and
+        soft_ece_norm (lengths of the gradients), and with ``n_resamples`` low and high, the 2.5 % and 97.5 % quantiles of the cosine.
 
     Raises:
         ValueError: bad arrays, or a label whose logit is -inf.

@@ -5,10 +5,11 @@ from smartlib.plots.intervals import interval_plot
 from smartlib.plots.maps import temperature_map
 from smartlib.plots.monotone import monotone_fit, monotone_plot
 from smartlib.plots.reliability import reliability_diagram
-from smartlib.plots.style import COLOURS, LABELS, colour, label, style_context, use_style
+from smartlib.plots.style import COLOURS, FREE_COLOURS, LABELS, colour, label, style_context, use_style
 
 __all__ = [
     "COLOURS",
+    "FREE_COLOURS",
     "LABELS",
     "colour",
     "interval_plot",

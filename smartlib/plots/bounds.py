@@ -10,18 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 
 from smartlib.arrays import to_numpy
-from smartlib.plots.style import NOISE_COLOUR, colour
+from smartlib.plots.style import FREE_COLOURS, NOISE_COLOUR, colour
 from smartlib.toplabel import confidence as confidence_at
 from smartlib.toplabel import temperature_at_confidence, temperature_interval
 
 _INTERVAL_COLOUR = colour("smart")
-# Of curves that lie between the envelopes: the colours of Okabe and Ito's palette that no method has.
-_ROW_COLOURS = ("#56B4E9", "#009E73", "#CC79A7")
 
 
-def proposition_plot(
-    gaps: Any, confidence: float, *, t_max: float | None = None, title: str | None = None, ax: Axes | None = None
-) -> Axes:
+def proposition_plot(gaps: Any, confidence: float, *, title: str | None = None, ax: Axes | None = None) -> Axes:
     """Confidence against temperature for rows with one margin, between the two curves that enclose all such rows.
 
     The temperatures at which the enclosing curves pass ``confidence`` are the ends of the interval, marked on the T
@@ -30,7 +26,6 @@ def proposition_plot(
     Args:
         gaps: (R, K - 1) gaps of up to three rows, ascending, logit units, all with the same first gap.
         confidence: c in (1/K, 1).
-        t_max: right end of the T axis, dimensionless.
         title: of the Axes.
         ax: where to draw; a new figure if None.
 
@@ -47,8 +42,7 @@ def proposition_plot(
         raise ValueError(f"all rows must have the same margin, got {np.unique(g[:, 0])}")
     m, k = g[0, 0], g.shape[1] + 1
     lower, upper = (float(end) for end in temperature_interval(m, confidence, k))
-    if t_max is None:
-        t_max = 1.6 * (upper if np.isfinite(upper) else 4 * lower)
+    t_max = 1.6 * (upper if np.isfinite(upper) else 4 * lower)
     if ax is None:
         _, ax = plt.subplots()
     t = np.linspace(t_max / 500, t_max, 500)
@@ -58,7 +52,7 @@ def proposition_plot(
     ax.plot(t, alone, color="black", label="classes below the second vanish")
     ax.plot(t, tied, color="black", linestyle="--", label="all runners-up tie")
     rows = np.column_stack([np.zeros(len(g)), -g])
-    for row, row_colour in zip(rows, _ROW_COLOURS, strict=False):
+    for row, row_colour in zip(rows, FREE_COLOURS, strict=False):
         ax.plot(t, confidence_at(np.tile(row, (len(t), 1)), t), color=row_colour, linewidth=1.2)
     ax.axhline(confidence, color=_INTERVAL_COLOUR, linewidth=0.9, linestyle=":")
     ax.text(t_max, confidence, f"c = {confidence:g} ", color=_INTERVAL_COLOUR, ha="right", va="bottom", fontsize=8)
@@ -70,7 +64,7 @@ def proposition_plot(
     t_star = temperature_at_confidence(rows, confidence)
     seen = t_star <= t_max
     ax.scatter(t_star[seen], np.full(seen.sum(), confidence), s=22, zorder=4,
-               color=np.array(_ROW_COLOURS)[: len(rows)][seen])  # fmt: skip
+               color=np.array(FREE_COLOURS)[: len(rows)][seen])  # fmt: skip
     ax.set(xlim=(0, t_max), ylim=(0, 1.02), xlabel="temperature T", ylabel="confidence c(T)", title=title or "")
     return ax
 
@@ -81,7 +75,7 @@ def temperature_band(
     confidence: float,
     n_classes: int,
     *,
-    second_gap: Any = None,
+    third_gap: Any = None,
     title: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
@@ -92,7 +86,8 @@ def temperature_band(
         temperature: (N,) T*, the temperature at which each row has ``confidence``; nan is left out.
         confidence: c in (1/2, 1).
         n_classes: K.
-        second_gap: (N,) g_3 = z(1) - z(3), logit units; colours the dots by g_3 / m, from 1 to 4 and more.
+        third_gap: (N,) g_3 = z(1) - z(3), that of the third class, logit units; colours the dots by g_3 / m, from 1 to
+            4 and more.
         title: of the Axes.
         ax: where to draw; a new figure if None.
 
@@ -111,8 +106,8 @@ def temperature_band(
     ax.plot(ends, upper, color="black", linewidth=1.2, label="m / logit(c)")
     ax.plot(ends, lower, color="black", linewidth=1.2, linestyle="--", label="m / (logit(c) + log(K−1))")
     shade = {"color": colour("ts")}
-    if second_gap is not None:
-        ratio = to_numpy(second_gap, "second_gap").astype(np.float64)[kept] / np.maximum(m[kept], 1e-12)
+    if third_gap is not None:
+        ratio = to_numpy(third_gap, "third_gap").astype(np.float64)[kept] / np.maximum(m[kept], 1e-12)
         shade = {"c": np.clip(ratio, 1, 4), "norm": LogNorm(1, 4), "cmap": "viridis"}
     # Thousands of dots as vectors would make the file slow to open.
     ax.scatter(m[kept], t[kept], s=2.5, linewidth=0, rasterized=True, **shade)

@@ -17,6 +17,8 @@ COLOURS = {
     "smart-adam": "#E69F00",
 }
 NOISE_COLOUR = "#BFBFBF"
+# Colours that no method has, for what is none: the rest of that palette, then three of Paul Tol's muted one.
+FREE_COLOURS = ("#56B4E9", "#009E73", "#CC79A7", "#882255", "#999933", "#332288")
 
 LABELS = {
     "uncalibrated": "uncalibrated",

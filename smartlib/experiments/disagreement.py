@@ -247,7 +247,8 @@ def gradients_along_fit(logits: Any, labels: Any, *, n_resamples: int = 0, seed:
     Returns:
         One row per iteration, 0 being the start: iteration, nll (nats), soft_ece, cosine (1: both objectives ask for
         the same step; nan where a gradient vanishes; it depends on how the map is parametrised), nll_norm and
-        soft_ece_norm (lengths of the gradients), and with ``n_resamples`` low and high, the 2.5 % and 97.5 % quantiles of the cosine.
+        soft_ece_norm (lengths of the gradients), and with ``n_resamples`` low and high, the 2.5 % and 97.5 % quantiles
+        of the cosine.
 
     Raises:
         ValueError: bad arrays, or a label whose logit is -inf.

@@ -288,6 +288,75 @@ def as_confidence(confidence: Any) -> np.ndarray:
     return np.minimum(f, 1.0)
 
 
+def as_features(features: Any, n: int) -> np.ndarray:
+    """Check the penultimate features of n samples.
+
+    Args:
+        features: (n, D), D >= 1, finite.
+        n: the number of rows of logits that they belong to.
+
+    Returns:
+        (n, D) float32 where the input is float32 or narrower floating point, float64 otherwise.
+
+    Raises:
+        ValueError: wrong shape, or a value that is not finite, with its row.
+
+    Source: ours.
+
+    >>> as_features([[1, 2]], n=1)
+    array([[1., 2.]])
+    """
+    array = to_numpy(features, "features")
+    if array.ndim != 2 or array.shape[1] == 0:
+        raise ValueError(f"features must have shape (N, D), one row per sample; got {array.shape}")
+    if len(array) != n:
+        raise ValueError(f"{len(array)} rows of features for {n} rows of logits")
+    array = array.astype(
+        np.float32 if array.dtype.kind == "f" and array.dtype.itemsize <= 4 else np.float64, copy=False
+    )
+    for rows in row_chunks(*array.shape):
+        bad = np.flatnonzero(~np.isfinite(array[rows]).all(axis=1))
+        if bad.size:
+            raise ValueError(f"features row {rows.start + bad[0]} holds a value that is not finite")
+    return array
+
+
+def as_head(head: Any, n_classes: int, n_features: int) -> tuple[np.ndarray, np.ndarray]:
+    """Check a classifier's last layer, logits = features @ weight.T + bias.
+
+    Args:
+        head: anything with ``weight`` and ``bias`` (`smartlib.data.Head`, `torch.nn.Linear`), or a pair of the two.
+        n_classes: K. n_features: D.
+
+    Returns:
+        ``(weight, bias)``: (K, D) and (K,) float64.
+
+    Raises:
+        ValueError: neither of these, another shape, or a value that is not finite.
+
+    Source: ours.
+
+    >>> as_head(([[1, 2]] * 3, [0, 0, 1]), n_classes=3, n_features=2)[1]
+    array([0., 0., 1.])
+    """
+    if hasattr(head, "weight"):
+        weight, bias = head.weight, getattr(head, "bias", None)
+    elif isinstance(head, tuple | list) and len(head) == 2:
+        weight, bias = head
+    else:
+        raise ValueError(f"head must have weight (K, D) and bias (K,), or be a pair of them; got {type(head).__name__}")
+    weight = to_numpy(weight, "head weight").astype(np.float64)
+    bias = np.zeros(n_classes) if bias is None else to_numpy(bias, "head bias").astype(np.float64)  # Linear(bias=False)
+    if weight.shape != (n_classes, n_features) or bias.shape != (n_classes,):
+        raise ValueError(
+            f"head has weight {weight.shape} and bias {bias.shape}; expected ({n_classes}, {n_features}) and "
+            f"({n_classes},), from the columns of logits and features"
+        )
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise ValueError("head holds a value that is not finite")
+    return weight, bias
+
+
 def check_label_logits(logits: np.ndarray, labels: np.ndarray) -> None:
     """Raise ValueError where the logit of a sample's own label is -inf: its likelihood is zero whatever T is."""
     bad = np.flatnonzero(np.isneginf(logits[np.arange(len(labels)), labels]))

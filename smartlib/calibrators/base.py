@@ -1,6 +1,9 @@
 """What all calibrators share: checks, scikit-learn manners, saving and loading as JSON.
 
-A calibrator is fitted on validation logits and labels, then maps logits of the same classifier to probabilities.
+A calibrator is fitted on validation logits and labels, then maps logits of the same classifier to probabilities. Two
+families have a base class of their own: those that divide each row by a temperature (`TemperatureCalibrator`), and
+those that correct the top-label confidence (`ConfidenceCalibrator`). Both keep every prediction.
+
 Settings are constructor arguments (`get_params`, `set_params`, `clone` work); everything learned is an attribute whose
 name ends in an underscore, and these are what `save` writes.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,17 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
 import smartlib
-from smartlib.arrays import as_labels, as_logits, check_label_logits, like, row_chunks, to_numpy
+from smartlib.arrays import (
+    as_features,
+    as_head,
+    as_labels,
+    as_logits,
+    check_label_logits,
+    like,
+    row_chunks,
+    to_numpy,
+)
+from smartlib.toplabel import confidence_of
 
 _FORMAT = "smartlib calibrator"
 
@@ -32,6 +46,12 @@ class Calibrator(BaseEstimator):
 
     registry_name: str
     """Name under which `smartlib.calibrators.create` knows the class."""
+    n_parameters: int
+    """How many numbers the fit learns. Where that depends on the data, it is known after the fit."""
+    needs: tuple[str, ...] = ()
+    """What it needs beside logits and labels: "features", "head". What it does not need is ignored."""
+    keeps_predictions = True
+    """Whether the predicted class of every row stays the same, whatever the data."""
     learned: tuple[str, ...] = ()
     """Names of the learned values without which a prediction is impossible; a saved file must hold them."""
 
@@ -41,15 +61,17 @@ class Calibrator(BaseEstimator):
         Args:
             logits: (N, K); with ``from_probs`` rows of probabilities.
             labels: (N,) class indices.
-            features: (N, D) penultimate features, for the calibrators that use them.
-            head: the classifier's last layer, for the calibrators that use it.
+            features: (N, D) input of the classifier's last layer, for the calibrators that need it.
+            head: the classifier's last layer, for the calibrators that need it: anything with ``weight`` (K, D) and
+                ``bias`` (K,), or a pair of the two.
             from_probs: take the logarithm of ``logits`` first.
 
         Returns:
             The calibrator itself.
 
         Raises:
-            ValueError: bad arrays (see `smartlib.arrays`), or a label whose own logit is -inf.
+            ValueError: bad arrays (see `smartlib.arrays`), a label whose own logit is -inf, or features or head
+                missing where they are needed.
 
         Warns:
             CalibrationWarning: the data cannot determine the fit (no or few errors, a single class, a bound hit).
@@ -58,6 +80,13 @@ class Calibrator(BaseEstimator):
         z = as_logits(logits, from_probs=from_probs)
         y = as_labels(labels, *z.shape)
         check_label_logits(z, y)
+        features = self._checked_features(features, len(y))
+        if "head" in self.needs:
+            if head is None:
+                raise ValueError(f"{type(self).__name__} needs head=..., the classifier's last layer (weight, bias)")
+            head = as_head(head, z.shape[1], features.shape[1])
+        if features is not None:
+            self.n_features_ = features.shape[1]
         self.n_classes_ = z.shape[1]
         self.n_samples_, self.n_errors_ = len(y), int((z.argmax(axis=1) != y).sum())
         self._warn_about_data(y)
@@ -69,7 +98,7 @@ class Calibrator(BaseEstimator):
 
         Args:
             logits: (N, K) of the same classifier.
-            features: (N, D), for the calibrators that use them.
+            features: (N, D) of the same samples, for the calibrators that need them.
             from_probs: take the logarithm of ``logits`` first.
 
         Returns:
@@ -77,9 +106,14 @@ class Calibrator(BaseEstimator):
 
         Raises:
             sklearn.exceptions.NotFittedError: before ``fit``.
-            ValueError: bad arrays, or another K than at the fit.
+            ValueError: bad arrays, another K (or D) than at the fit, or features missing where they are needed.
         """
         z = self._checked_logits(logits, from_probs)
+        features = self._checked_features(features, len(z))
+        if features is not None and features.shape[1] != self.n_features_:
+            raise ValueError(
+                f"features have {features.shape[1]} columns, but the calibrator was fitted on {self.n_features_}"
+            )
         given = to_numpy(logits).dtype  # log-probabilities of float32 rows are float64
         single = given.kind == "f" and given.itemsize <= 4
         probs = self._predict_proba(z, np.float32 if single else np.float64, features=features)
@@ -91,6 +125,15 @@ class Calibrator(BaseEstimator):
         if z.shape[1] != self.n_classes_:
             raise ValueError(f"logits have {z.shape[1]} classes, but the calibrator was fitted on {self.n_classes_}")
         return z
+
+    def _checked_features(self, features: Any, n: int) -> np.ndarray | None:
+        if "features" not in self.needs:
+            return None
+        if features is None:
+            raise ValueError(
+                f"{type(self).__name__} needs features=..., the (N, D) input of the classifier's last layer"
+            )
+        return as_features(features, n)
 
     def _warn_about_data(self, y: np.ndarray) -> None:
         name = type(self).__name__
@@ -203,23 +246,89 @@ def scaled_softmax(z: np.ndarray, t: np.ndarray | float, dtype: type = np.float6
     t = np.broadcast_to(t, len(z))
     result = np.empty(z.shape, dtype=dtype)
     for rows in row_chunks(*z.shape):
-        predicted = z[rows].argmax(axis=1)
         p = z[rows].astype(np.float64) - z[rows].max(axis=1, keepdims=True)
         p /= t[rows, None]
         np.exp(p, out=p)
         p /= p.sum(axis=1, keepdims=True)
         result[rows] = p
-        # Two logits that differ in the last digit can round to the same probability; then the lower index would win.
-        tied = np.flatnonzero(result[rows].argmax(axis=1) != predicted)
-        if tied.size:
-            index = (tied + rows.start, predicted[tied])
-            result[index] = np.nextafter(result[index], dtype(2))
+        _keep_predictions(result[rows], z[rows].argmax(axis=1))
     return result
 
 
+class ConfidenceCalibrator(Calibrator):
+    """A calibrator that maps the top-label confidence to a better one; the other classes share the rest.
+
+    Subclasses define ``_fit_confidence`` and ``_confidence`` on the confidences softmax(z)_(1), (N,) float64.
+    """
+
+    def _fit(self, z: np.ndarray, y: np.ndarray, *, features: Any, head: Any) -> None:
+        self._fit_confidence(confidence_of(z, 1.0), (z.argmax(axis=1) == y).astype(np.float64))
+
+    def _predict_proba(self, z: np.ndarray, dtype: type, *, features: Any) -> np.ndarray:
+        return with_confidence(z, self._confidence(confidence_of(z, 1.0)), dtype)
+
+    def _fit_confidence(self, f: np.ndarray, correct: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def _confidence(self, f: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+
+def with_confidence(z: np.ndarray, confidence: np.ndarray, dtype: type = np.float64) -> np.ndarray:
+    """softmax(z) with another top-label confidence; the other classes share the rest in proportion.
+
+    A confidence below 1/K is raised to 1/K, since no largest probability can be smaller. Where the second class would
+    overtake the first, the shares of the others are drawn towards equal ones, just so far that it does not.
+
+    Args:
+        z: (N, K) checked logits. confidence: (N,) in [0, 1]. dtype: of the result.
+
+    Returns:
+        (N, K); the arg max of each row is that of ``z``. A class with logit -inf keeps probability 0, and a row whose
+        other classes all are such keeps confidence 1.
+
+    Source: ours.
+    """
+    result = np.empty(z.shape, dtype=dtype)
+    for rows in row_chunks(*z.shape):
+        share, first = z[rows].astype(np.float64), z[rows].argmax(axis=1)
+        top = np.arange(len(share)), first
+        share[top] = -np.inf
+        possible = np.isfinite(share)
+        n_others = possible.sum(axis=1)
+        second = share.max(axis=1, keepdims=True)
+        np.subtract(share, second, out=share, where=np.isfinite(second))
+        np.exp(share, out=share)
+        share /= np.maximum(share.sum(axis=1, keepdims=True), 1.0)
+        c = np.where(n_others > 0, np.maximum(confidence[rows], 1 / (1 + n_others)), 1.0)
+        largest, equal = share.max(axis=1), 1 / np.maximum(n_others, 1)
+        over = np.flatnonzero((1 - c) * largest > c)
+        if over.size:
+            # (1 - c) ((1 - a) largest + a equal) = c
+            a = (largest[over] - c[over] / (1 - c[over])) / np.maximum(largest[over] - equal[over], 1e-300)
+            a = np.clip(a, 0.0, 1.0)[:, None]
+            share[over] = (1 - a) * share[over] + a * equal[over, None] * possible[over]
+        share *= (1 - c)[:, None]
+        share[top] = c
+        result[rows] = share
+        _keep_predictions(result[rows], first)
+    return result
+
+
+def _keep_predictions(probs: np.ndarray, predicted: np.ndarray) -> None:
+    """Raise the predicted entry by a last digit where rounding made another one as large."""
+    tied = np.flatnonzero(probs.argmax(axis=1) != predicted)
+    if tied.size:
+        index = tied, predicted[tied]
+        probs[index] = np.nextafter(probs[tied].max(axis=1), probs.dtype.type(2))
+
+
 def warn(text: str, category: type[Warning] = CalibrationWarning) -> None:
-    """Give a warning that points at the user's line, four calls up: warn, _fit or a helper, fit, the user."""
-    warnings.warn(text, category, stacklevel=4)
+    """Give a warning that points at the user's line: the first one outside of the calibrators."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("smartlib.calibrators"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
 
 
 def _encode(value: Any) -> Any:

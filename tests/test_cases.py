@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from every_calibrator import VARIANTS, features_of, fit, learned, needed, numbers, predict, sharpened
+from every_calibrator import VARIANTS, fit, learned, numbers, predict, sharpened
 from scipy.special import log_softmax, softmax
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 

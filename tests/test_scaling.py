@@ -8,9 +8,12 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, logsumexp, softmax
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.frozen import FrozenEstimator
 
 from smartlib import TemperatureScaling, load
-from smartlib.calibrators import CalibrationWarning, create, names
+from smartlib.calibrators import CalibrationWarning
 from smartlib.calibrators.base import scaled_softmax
 
 
@@ -192,17 +195,50 @@ def test_one_error_among_many_is_enough_for_a_temperature_inside_the_bounds():
     assert texts == []
 
 
-# --- the registry, and public logits ------------------------------------------------------------------------------
+# --- other libraries, and public logits -----------------------------------------------------------------------------
 
 
-def test_the_registry_creates_each_calibrator_by_its_name():
-    assert names()[0] == "ts"
-    for name in names():
-        assert create(name).registry_name == name
-    with pytest.raises(ValueError, match=r"unknown calibrator 'platt'; known: ts, .*smart"):
-        create("platt")
-    with pytest.raises(TypeError, match="learning_rate"):
-        create("smart", learning_rate=0.01)
+class LogitsAsTheyAre(ClassifierMixin, BaseEstimator):
+    """A classifier for scikit-learn whose decision values are its input."""
+
+    def fit(self, logits, labels):
+        self.classes_ = np.arange(logits.shape[1])
+        return self
+
+    def decision_function(self, logits):
+        return logits
+
+    def predict(self, logits):
+        return logits.argmax(axis=1)
+
+
+def by_scikit_learn(logits, labels):
+    frozen = FrozenEstimator(LogitsAsTheyAre().fit(logits, labels))
+    fitted = CalibratedClassifierCV(frozen, method="temperature").fit(logits, labels)
+    return 1 / fitted.calibrated_classifiers_[0].calibrators[0].beta_
+
+
+def by_probmetrics(logits, labels):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # it imports what torch has deprecated
+        from probmetrics.calibrators import TemperatureScalingCalibrator
+        from probmetrics.distributions import CategoricalLogits
+    fitted = TemperatureScalingCalibrator()
+    fitted.fit_torch(CategoricalLogits(torch.tensor(logits)), torch.tensor(labels))
+    return 1 / fitted.invtemp_
+
+
+@pytest.mark.parametrize("library", [by_scikit_learn, by_probmetrics])
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("name", ["synthetic", "fashion/resnet", "fashion/densenet", "fashion/vit"])
+def test_other_libraries_find_the_same_temperature(library, scale, name):
+    if name == "synthetic":
+        logits, labels = calibrated(n=2000, k=10)
+    else:
+        val = load(name).val
+        logits, labels = np.asarray(val.logits[:3000], dtype=np.float64), np.asarray(val.labels[:3000])
+    ours = TemperatureScaling().fit(scale * logits, labels).temperature_
+    assert ours == pytest.approx(library(scale * logits, labels), abs=1e-3)
 
 
 @pytest.mark.skipif("SMARTLIB_DATA_DIR" not in os.environ, reason="the public logits are not on this machine")

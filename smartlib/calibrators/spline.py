@@ -25,7 +25,7 @@ class SplineCalibration(ConfidenceCalibrator):
     The spline has equally spaced knots on the quantiles 0 .. 1 and is fitted to h at 0, 1/N, ..., 1 by least squares.
     Equal confidences share their correctness equally: h is a straight line over the quantiles that they fill, and their
     correction is the mean derivative of the spline there (for a single sample, over its 1/N). Between two validation
-    confidences the map is linear, outside of them constant. It may reach 1, at which one later error has an infinite NLL.
+    confidences the map is linear, outside of them constant. It may reach 1, where one later error has an infinite NLL.
 
     Attributes after fit:
         knot_values_: (6,) the spline at its knots.

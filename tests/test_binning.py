@@ -283,7 +283,7 @@ def test_the_numbers_of_bins_lie_between_a_tenth_and_ten_times_the_cube_root(n, 
 
 
 def test_no_average_reaches_zero_or_one_even_where_all_are_right():
-    """Three hundred sure ones, all right; the prior keeps away from certainty, unlike the other two."""
+    """Three hundred sure ones, all right; the prior keeps away from certainty (in float64), unlike the other two."""
     f = np.concatenate([np.linspace(0.55, 0.8, 100), np.linspace(0.9, 0.999, 300)])
     logits, labels = two_classes(f, np.concatenate([np.arange(100) % 2, np.ones(300, dtype=int)]))
     top = BBQ().fit(logits, labels).predict_proba(logits[-1:])[0, 0]

@@ -5,7 +5,8 @@ confidence. The other classes share the rest in proportion (`smartlib.calibrator
 whole row by the ratio of the two confidences and normalising it again, as some public versions do, gives back the row.
 
 Where all predictions of a bin, or of the highest confidences, are right, the first two return a confidence of exactly
-1, at which one later error has an infinite NLL. BBQ's prior keeps away from it.
+1, at which one later error has an infinite NLL. BBQ's prior pulls towards the middle of the bin, which in a narrow bin
+next to 1 is hardly less: in float32 it may round to 1.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def test_density_ratio_by_hand():
     np.testing.assert_allclose(bandwidths(points[right], points), 1.06 * 4 ** (-1 / 6) * np.array([0.2, 0.1]))
     a = 1 / 1.06**2
     k_right, k_wrong = 4 * np.exp(-a * 4 ** (1 / 3)), 8 * np.exp(-a * 2) * 2 ** (1 / 3)
-    result = density_ratio(np.array([[0.7, 0.3]]), points, right, 5)
+    result = density_ratio(np.array([[0.7, 0.3]]), points, right)
     np.testing.assert_allclose(result, k_right / (k_right + k_wrong), rtol=1e-12)
 
 
@@ -97,13 +97,13 @@ def test_density_ratio_agrees_with_other_kernel_densities(oracle):
             width = 1.06 * group.std(axis=0) * n ** (-1 / 6)
             density = np.array([norm.pdf(x, group, width).prod(axis=1).mean() for x in new])
         joint.append(n / len(points) * density)
-    np.testing.assert_allclose(density_ratio(new, points, right, 5), joint[0] / (joint[0] + joint[1]), rtol=1e-9)
+    np.testing.assert_allclose(density_ratio(new, points, right), joint[0] / (joint[0] + joint[1]), rtol=1e-9)
 
 
 def test_density_ratio_is_finite_where_both_densities_underflow():
     rng = np.random.default_rng(1)
     points = np.r_[rng.normal(0.3, 1e-4, size=(50, 2)), rng.normal(0.4, 1e-4, size=(50, 2))]
-    result = density_ratio(np.array([[0.9, 0.9], [0.3, 0.3], [0.4, 0.4]]), points, np.arange(100) < 50, 5)
+    result = density_ratio(np.array([[0.9, 0.9], [0.3, 0.3], [0.4, 0.4]]), points, np.arange(100) < 50)
     assert np.isfinite(result).all()
     np.testing.assert_allclose(result[1:], [1, 0], atol=1e-12)
 
@@ -111,7 +111,7 @@ def test_density_ratio_is_finite_where_both_densities_underflow():
 def test_where_right_and_wrong_samples_lie_alike_the_ratio_is_the_accuracy():
     rng = np.random.default_rng(2)
     right = rng.random(20_000) < 0.8
-    result = density_ratio(rng.normal(0.5, 0.05, size=(200, 2)), rng.normal(0.5, 0.1, size=(20_000, 2)), right, 5)
+    result = density_ratio(rng.normal(0.5, 0.05, size=(200, 2)), rng.normal(0.5, 0.1, size=(20_000, 2)), right)
     np.testing.assert_allclose(result, 0.8, atol=0.05)
 
 
@@ -196,7 +196,8 @@ def test_predictions_are_kept_and_the_other_classes_share_the_rest(method, dtype
     new = np.column_stack([softmax(logits.astype(float), axis=1).max(axis=1), proximity(features, procal.reference_)])
     points = np.column_stack([procal.confidence_, procal.proximity_])
     new = np.clip(new, points.min(axis=0), points.max(axis=0))
-    expected = {"density_ratio": density_ratio, "isotonic": isotonic}[method](new, points, procal.correct_ == 1, 5)
+    right = procal.correct_ == 1
+    expected = density_ratio(new, points, right) if method == "density_ratio" else isotonic(new, points, right, 5)
     np.testing.assert_allclose(probs.max(axis=1), np.maximum(expected, 0.2), atol=1e-6)
     free = np.flatnonzero((expected > 0.5) & (expected < 0.999))
     assert free.size > 100
@@ -406,7 +407,7 @@ def test_samples_outside_the_fitted_range_are_taken_at_its_end_and_reported():
     end[:, 1] = np.clip(end[:, 1], points[:, 1].min(), points[:, 1].max())
     far = softmax(new, axis=1).max(axis=1) > points[:, 0].max()
     assert far.sum() > 90
-    expected = density_ratio(end, points, procal.correct_ == 1, 5)
+    expected = density_ratio(end, points, procal.correct_ == 1)
     np.testing.assert_allclose(probs.max(axis=1)[far], expected[far], atol=1e-9)
 
 

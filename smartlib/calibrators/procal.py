@@ -6,7 +6,6 @@ A calibrator of the confidence alone gives all samples of one confidence the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ MIN_SPREAD = 1e-6
 # Pairs of samples that are handled at once: they stay in the processor's cache.
 _BLOCK = 2**14
 _COORDINATES = ("confidence", "proximity")
+_METHODS = ("density_ratio", "isotonic")
 
 
 class ProCal(Calibrator):
@@ -129,16 +129,19 @@ class ProCal(Calibrator):
                     f"ProCal: {share:.1%} of the samples have a {name} outside the fitted range {start:.3g} .. "
                     f"{end:.3g}; they are taken at its end. Fit on data like those to be calibrated."
                 )
-        calibrated = _METHODS[self.method](np.clip(new, low, high), points, self.correct_ == 1, self.n_proximity_bins)
+        new, right = np.clip(new, low, high), self.correct_ == 1
+        if self.method == "density_ratio":
+            calibrated = density_ratio(new, points, right)
+        else:
+            calibrated = isotonic(new, points, right, self.n_proximity_bins)
         return with_confidence(z, calibrated, dtype)
 
 
-def density_ratio(new: np.ndarray, points: np.ndarray, right: np.ndarray, n_proximity_bins: int) -> np.ndarray:
+def density_ratio(new: np.ndarray, points: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Probability of being right at new pairs, by Bayes' rule with kernel densities.
 
     Args:
         new: (M, 2) confidence and proximity. points: (n, 2) of the validation samples. right: (n,) bool, of both kinds.
-        n_proximity_bins: of no use here.
 
     Returns:
         (M,) in [0, 1].
@@ -193,6 +196,3 @@ def isotonic(new: np.ndarray, points: np.ndarray, right: np.ndarray, n_proximity
         curve.fit(points[known == b, 0], right[known == b].astype(np.float64))
         result[asked == b] = curve.predict(new[asked == b, 0])
     return result
-
-
-_METHODS: dict[str, Callable] = {"density_ratio": density_ratio, "isotonic": isotonic}

@@ -51,7 +51,7 @@ class ProCal(Calibrator):
         confidence_, proximity_, correct_: (n,) of the validation samples.
 
     Costs: n distances in D dimensions, and for "density_ratio" n kernels, per predicted sample: for n = 25,000 and
-        50,000 predictions about 20 seconds on one core.
+        50,000 predictions about 30 seconds on one core.
 
     Raises at fit:
         ValueError: a bad setting; "density_ratio" without any error, or with nothing but errors.

@@ -50,7 +50,7 @@ class EnsembleTemperatureScaling(Calibrator):
         scaling._fit(z, y, features=None, head=None)
         self.temperature_, self.bound_hit_, self.converged_ = scaling.temperature_, scaling.bound_hit_, True
         gram, hits = np.zeros((3, 3)), np.zeros(3)
-        for rows in row_chunks(*z.shape):
+        for rows in row_chunks(len(z), 4 * z.shape[1]):  # three parts and a temporary at once
             parts = _parts(z[rows], self.temperature_)
             hits += parts[:, np.arange(len(y[rows])), y[rows]].sum(axis=1)
             flat = parts.reshape(3, -1)
@@ -64,7 +64,7 @@ class EnsembleTemperatureScaling(Calibrator):
 
     def _predict_proba(self, z: np.ndarray, dtype: type, *, features: Any) -> np.ndarray:
         result = np.empty(z.shape, dtype=dtype)
-        for rows in row_chunks(*z.shape):
+        for rows in row_chunks(len(z), 4 * z.shape[1]):  # three parts and a temporary at once
             result[rows] = np.tensordot(self.weights_, _parts(z[rows], self.temperature_), axes=1)
             _keep_predictions(result[rows], z[rows].argmax(axis=1))
         return result

@@ -64,7 +64,7 @@ class _LinearMap(Calibrator):
         self, theta: np.ndarray, z: np.ndarray, log_sum: np.ndarray, index: np.ndarray
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
         """``(rows, x, p, log p)`` of the samples ``index``, a fixed number of rows at a time."""
-        for chunk in row_chunks(len(index), z.shape[1]):
+        for chunk in row_chunks(len(index), 4 * z.shape[1]):  # so many arrays of a chunk are held at once
             rows = index[chunk]
             logits = np.ascontiguousarray(z.take(rows, axis=0).T, dtype=np.float64)
             x = self._inputs(logits, log_sum[rows])
@@ -89,6 +89,8 @@ class _LinearMap(Calibrator):
         target: np.ndarray,
     ) -> tuple[np.ndarray, list[float], bool]:
         """``(theta, values, converged)`` from ``start``; data: z, y, log_sum, index; penalty, target: as theta."""
+        if self.max_iter < 1:
+            raise ValueError(f"max_iter must be at least 1, got {self.max_iter!r}")
         z, y, log_sum, index = data
         curvature = np.zeros_like(start)
         for _, x, p, _ in self._chunks(start, z, log_sum, index):
@@ -116,17 +118,28 @@ class _LinearMap(Calibrator):
         )
         return end.reshape(start.shape) * scale, values, converged
 
-    def _check_max_iter(self) -> None:
-        if self.max_iter < 1:
-            raise ValueError(f"max_iter must be at least 1, got {self.max_iter!r}")
-
-    def _report(self, values: list[float], converged: bool) -> None:
-        self.n_iter_, self.objective_, self.converged_ = len(values) - 1, values[-1], converged
-        if not converged:
+    def _fit_map(self, start: np.ndarray, data: tuple, penalty: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """The final theta; ``start`` is temperature scaling as a map. Sets what tells how the fit went."""
+        theta, values, self.converged_ = self._minimise(start, data, penalty, target)
+        self.n_iter_, self.objective_ = len(values) - 1, values[-1]
+        name = type(self).__name__
+        if not self.converged_:
+            text = f"{name}: the solver stopped at its limit of {self.n_iter_} iterations; raise max_iter."
+            warn(text, ConvergenceWarning)
+        absent = np.flatnonzero(np.bincount(data[1], minlength=self.n_classes_) == 0)
+        if absent.size:
+            classes = ", ".join(map(str, absent[:5])) + (", ..." if absent.size > 5 else "")
             warn(
-                f"{type(self).__name__}: the solver stopped at its limit of {self.n_iter_} iterations; raise max_iter.",
-                ConvergenceWarning,
+                f"{name}: no label is class {classes}; as far as the penalty lets it, the fit makes such a class "
+                "impossible. Use validation data that hold every class."
             )
+        before, after = self._nll(start, *data), self._nll(theta, *data)
+        if after > max(_CLEARLY_WORSE * before, before + 1e-3):
+            warn(
+                f"{name}: the map has a validation NLL of {after:.4g}, temperature scaling has {before:.4g}. The "
+                "penalty is too strong for logits of this scale: lower it, or multiply all logits by a constant."
+            )
+        return theta
 
     def _predict_proba(self, z: np.ndarray, dtype: type, *, features: Any) -> np.ndarray:
         result = np.empty(z.shape, dtype=dtype)
@@ -143,8 +156,8 @@ class VectorScaling(_LinearMap):
     probability 0.
 
     Args:
-        l2: >= 0, nats. The default only decides what the data do not: the sum of the biases, and the numbers of a
-            class that no label names.
+        l2: >= 0, nats. With the default, 0, the result follows the scale of the logits, and where the data do not
+            determine it (separable data, a class that no label names) it is where the stopping rule ends.
         max_iter: limit of the L-BFGS iterations.
 
     Attributes after fit:
@@ -156,6 +169,7 @@ class VectorScaling(_LinearMap):
         ValueError: a setting outside its range.
 
     Warns:
+        CalibrationWarning: a class that no label names; a penalty so strong that temperature scaling has the lower NLL.
         sklearn.exceptions.ConvergenceWarning: stopped by ``max_iter``.
 
     Source: Guo et al. 2017. The penalty, the solver and its stopping rule are ours.
@@ -169,7 +183,7 @@ class VectorScaling(_LinearMap):
     registry_name = "vs"
     learned = ("weight_", "bias_")
 
-    def __init__(self, *, l2: float = 1e-6, max_iter: int = 1000):
+    def __init__(self, *, l2: float = 0.0, max_iter: int = 1000):
         self.l2 = l2
         self.max_iter = max_iter
 
@@ -179,17 +193,14 @@ class VectorScaling(_LinearMap):
 
     def _fit(self, z: np.ndarray, y: np.ndarray, *, features: Any, head: Any) -> None:
         _check_penalty("l2", self.l2)
-        self._check_max_iter()
         k = z.shape[1]
         target = np.stack([np.ones(k), np.zeros(k)])
-        theta, values, converged = self._minimise(
+        self.weight_, self.bias_ = self._fit_map(
             target / [[_temperature(z, y)], [1.0]],
             (z, y, _log_sums(z), np.arange(len(y))),
             np.full((2, k), float(self.l2)),
             target,
         )
-        self.weight_, self.bias_ = theta
-        self._report(values, converged)
 
     def _inputs(self, z: np.ndarray, log_sum: np.ndarray) -> np.ndarray:
         return np.maximum(z, _LOWEST_LOGIT)
@@ -220,9 +231,9 @@ class DirichletCalibration(_LinearMap):
     floor would cut real differences of an over-confident model. For a class whose logit is -inf the map sees the floor,
     as for any other that is all but impossible, and the result has probability 0 for it.
 
-    The time is proportional to the number of samples times K^2: half a minute for 5,000 x 100, and hours for
-    50,000 x 1,000, unless ``reg_lambda`` (and ``reg_mu``) are given. Beside some tens of copies of the map, the memory
-    does not grow with K^2, nor with the number of samples.
+    The time grows with N K^2: seconds for 5,000 x 10, minutes for 5,000 x 100, and a day for 50,000 x 1,000, unless
+    ``reg_lambda`` (and ``reg_mu``) are given. Beside the logits the memory holds some thirty copies of the map and a
+    fixed number of rows.
 
     Args:
         regularisation: "odir" or "l2".
@@ -243,7 +254,8 @@ class DirichletCalibration(_LinearMap):
         ValueError: a setting outside its range.
 
     Warns:
-        CalibrationWarning: fewer samples than folds; the strongest penalty is taken.
+        CalibrationWarning: fewer samples than folds, so that the strongest penalty is taken; a class that no label
+            names; a penalty so strong that temperature scaling has the lower NLL.
         sklearn.exceptions.ConvergenceWarning: stopped by ``max_iter``.
 
     Source: Kull et al. 2019. The range of the grid, the refit, the floor's factor and the solver are ours.
@@ -280,7 +292,6 @@ class DirichletCalibration(_LinearMap):
 
     def _fit(self, z: np.ndarray, y: np.ndarray, *, features: Any, head: Any) -> None:
         grid = self._grid()
-        self._check_max_iter()
         t = _temperature(z, y)
         self.floor_ = _LOWEST_LOG_PROBABILITY * max(t, 1.0)
         start = np.append(np.eye(z.shape[1]) / t, np.zeros((z.shape[1], 1)), axis=1)
@@ -296,11 +307,9 @@ class DirichletCalibration(_LinearMap):
             else:
                 self.cv_nll_ = self._cross_validated(grid, start, z, y, log_sum)
                 self.reg_lambda_, self.reg_mu_ = self.cv_nll_[self.cv_nll_[:, 2].argmin(), :2].tolist()
-        theta, values, converged = self._fitted(
-            start, (z, y, log_sum, np.arange(len(y))), self.reg_lambda_, self.reg_mu_
-        )
+        data = (z, y, log_sum, np.arange(len(y)))
+        theta = self._fit_map(start, data, self._penalty(self.reg_lambda_, self.reg_mu_), np.zeros_like(start))
         self.weight_, self.bias_ = theta[:, :-1].copy(), theta[:, -1].copy()
-        self._report(values, converged)
 
     def _grid(self) -> list[list[tuple[float, float]]]:
         """The pairs of lambda and mu to try: a list for each mu, in it lambda falls."""
@@ -318,12 +327,12 @@ class DirichletCalibration(_LinearMap):
             raise ValueError("reg_mu belongs to regularisation='odir'; 'l2' has lambda alone")
         return [[(value, value) for value in lambdas]]
 
-    def _fitted(self, start: np.ndarray, data: tuple, reg_lambda: float, reg_mu: float) -> tuple:
-        penalty = np.full(start.shape, reg_lambda)
+    def _penalty(self, reg_lambda: float, reg_mu: float) -> np.ndarray:
+        penalty = np.full((self.n_classes_, self.n_classes_ + 1), reg_lambda)
         penalty[:, -1] = reg_mu
         if self.regularisation == "odir":
             np.fill_diagonal(penalty, 0.0)
-        return self._minimise(start, data, penalty, np.zeros_like(start))
+        return penalty
 
     def _cross_validated(
         self, grid: list, start: np.ndarray, z: np.ndarray, y: np.ndarray, log_sum: np.ndarray
@@ -335,7 +344,9 @@ class DirichletCalibration(_LinearMap):
         for path in grid:
             maps, lowest = [start] * _N_FOLDS, np.inf
             for setting in path:
-                maps = [self._fitted(m, (z, y, log_sum, i), *setting)[0] for m, i in zip(maps, rest, strict=True)]
+                penalty = self._penalty(*setting)
+                for i, train in enumerate(rest):
+                    maps[i] = self._minimise(maps[i], (z, y, log_sum, train), penalty, np.zeros_like(start))[0]
                 losses = [self._nll(m, z, y, log_sum, i) * len(i) for m, i in zip(maps, folds, strict=True)]
                 tried.append((*setting, sum(losses) / len(y)))
                 lowest = min(lowest, tried[-1][-1])
@@ -363,7 +374,7 @@ class DirichletCalibration(_LinearMap):
 def _log_sums(z: np.ndarray) -> np.ndarray:
     """(N,) log sum_k exp(z_k)."""
     result = np.empty(len(z))
-    for rows in row_chunks(*z.shape):
+    for rows in row_chunks(len(z), 4 * z.shape[1]):
         result[rows] = logsumexp(z[rows].astype(np.float64), axis=1)
     return result
 

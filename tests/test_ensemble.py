@@ -1,4 +1,4 @@
-"""Ensemble temperature scaling: the exact minimum on the simplex, a general solver beside it, kept predictions, inputs."""
+"""Ensemble temperature scaling: the exact minimum on the simplex, a general solver beside it, predictions, inputs."""
 
 import os
 import warnings

@@ -44,7 +44,7 @@ class ClassWiseTemperatureScaling(TemperatureCalibrator):
         order of the classes, the rule for ties and the grid for other scales are ours.
 
     >>> logits = np.repeat([[2 * np.log(3), 0], [0, 3 * np.log(9)]], [200, 500], axis=0)
-    >>> labels = np.repeat([0, 1, 1, 0], [150, 50, 450, 50])     # 3/4 and 9/10 right: the confidences at T = 2 and T = 3
+    >>> labels = np.repeat([0, 1, 1, 0], [150, 50, 450, 50])     # 3/4 and 9/10 right
     >>> ClassWiseTemperatureScaling().fit(logits, labels).class_temperature_
     array([2., 3.])
     """
@@ -128,7 +128,8 @@ def _gaps_per_bin(z: np.ndarray, y: np.ndarray, predicted: np.ndarray, temperatu
         below -= below.max(axis=1, keepdims=True)
         weight = np.empty_like(below)
         for j, t in enumerate(temperatures):
-            np.divide(below, t, out=weight)
+            with np.errstate(over="ignore"):  # masks near the largest number, at T < 1
+                np.divide(below, t, out=weight)
             np.maximum(weight, -700.0, out=weight)  # the last normal exponential; denormals are slow
             confidence = 1.0 / np.exp(weight, out=weight).sum(axis=1)
             cell = predicted[rows] * N_BINS + bin_index(confidence - _EDGE_WIDTH, edges)

@@ -126,7 +126,7 @@ def test_the_optimum_is_the_one_that_torch_finds(data, fitted):
     weight = (torch.rand((2, 4), generator=generator, dtype=torch.float64) - 0.5).requires_grad_()
     temperature = torch.tensor([1.5, 1.5], dtype=torch.float64, requires_grad=True)
     solver = torch.optim.LBFGS(
-        [weight, temperature], max_iter=200, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+        [weight, temperature], max_iter=100, tolerance_change=1e-12, line_search_fn="strong_wolfe"
     )
 
     def closure():
@@ -221,7 +221,7 @@ def test_masked_classes_are_the_same_whatever_masks_them(data, dtype):
         gc, _ = fit(masked.astype(dtype), labels)
         assert np.all(gc.group_weight_[:, :, 6] == 0)
         results.append(gc.predict_proba(masked.astype(dtype)))
-        assert results[-1][:, 4:6][often].max() == 0 and results[-1][:, 6].max() == 0
+        assert results[-1][:, 4:6][often].max() < 1e-30 and results[-1][:, 6].max() < 1e-30
     np.testing.assert_allclose(results[1], results[0], atol=1e-6)
     np.testing.assert_allclose(results[2], results[0], atol=1e-6)
 
@@ -242,7 +242,7 @@ def test_parameters_are_counted_and_features_asked_for_where_they_are_needed(dat
     assert fitted.n_parameters == 3 * 2 * (4 + 1)
     assert GroupCalibration().needs == () and GroupCalibration(inputs="features").needs == ("features",)
     assert clone(GroupCalibration(seed=7, penalty=0.5)).get_params() == {
-        "inputs": "logits", "n_groups": 2, "n_partitions": 20, "penalty": 0.5, "max_iter": 100, "seed": 7,
+        "inputs": "logits", "n_groups": 2, "n_partitions": 20, "penalty": 0.5, "max_iter": 200, "seed": 7,
     }  # fmt: skip
     with pytest.raises(ValueError, match="GroupCalibration needs features"):
         GroupCalibration(inputs="features").fit(logits, labels)

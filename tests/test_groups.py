@@ -276,7 +276,7 @@ def test_memory_stays_near_that_of_the_logits():
     gc.predict_proba(logits)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert fitted_at < 220e6
+    assert fitted_at < 180e6
     assert peak < 100e6
 
 

@@ -63,9 +63,9 @@ class GroupCalibration(Calibrator):
         converged_: False when ``max_iter`` ended one of the partitions.
 
     Source: Yang, Zhan and Gan 2023, "Beyond probability partitions: calibrating neural networks with semantic aware
-        grouping" (two groups, twenty partitions, penalty 0.1, L-BFGS). The paper groups by features, and predicts with
-        hard groups whose temperatures are fitted again; the comparisons of the SMART paper group by logits and keep the
-        mixture, and so does this. Standardisation, start and stopping rule are ours.
+        grouping" (two groups, twenty partitions, penalty 0.1, L-BFGS). The authors' code groups by features, and
+        predicts with hard groups whose temperatures are fitted again; here, as in public comparisons on stored logits,
+        the groups are made of logits and stay soft. Standardisation, start and stopping rule are ours.
 
     >>> rng = np.random.default_rng(0)
     >>> logits = 3 * rng.normal(size=(500, 4))
@@ -223,16 +223,17 @@ def _likelihood(z: np.ndarray, y: np.ndarray, t: float) -> Callable[[float], tup
 
     It costs O(N) per call, since log p_y = (z_y - max z) / T + log c(T), and c is tabulated (see ConfidenceTable).
     """
-    scaled, own = np.empty(z.shape, dtype=np.float32), np.empty(len(z))
-    for rows in row_chunks(*z.shape):
+    own, tables = [], []
+    for rows in row_chunks(len(z), 4 * z.shape[1]):
         below = _below_top(z[rows]) / t
-        own[rows] = below[np.arange(len(below)), y[rows]]
-        scaled[rows] = np.maximum(below, -1e30)  # a number that float32 holds
-    table = ConfidenceTable(scaled, max_temperature=10.0)  # from 0.1
+        own.append(below[np.arange(len(below)), y[rows]])
+        tables.append(ConfidenceTable(below, max_temperature=10.0))  # from 0.1
+    own = np.concatenate(own)
 
     def likelihood(a: float) -> tuple[np.ndarray, np.ndarray]:
         factor = np.exp(a)
-        confidence, slope = table(np.full(len(own), factor))
+        parts = [table(np.full(len(table.value), factor)) for table in tables]
+        confidence, slope = (np.concatenate(part) for part in zip(*parts, strict=True))
         return own / factor + np.log(confidence), slope * factor / confidence - own / factor
 
     return likelihood

@@ -17,9 +17,9 @@ import numpy as np
 
 from smartlib.arrays import as_confidence_and_correct
 
-# Nodes of the grids, by powers of two, for which the cosine transform is quick.
-_MOST_NODES = 2**17
-_NODES_PER_BANDWIDTH = 128
+# Cells of the grids, by powers of two, for which the cosine transform is quick.
+_SMECE_CELLS = 2**15
+_KDE_CELLS_PER_BANDWIDTH, _MOST_KDE_CELLS = 128, 2**17
 
 
 def kde_ece(confidence: Any, correct: Any) -> float:
@@ -27,8 +27,8 @@ def kde_ece(confidence: Any, correct: Any) -> float:
 
     The kernel is the triweight, (35/32) (1 - u^2)^3 on |u| < 1. Its standard deviation is h = 1.06 s n^(-1/5), with s
     that of the confidences; its half-width is 3 h. With one bandwidth for all samples and for the right ones,
-    accuracy(v) is a weighted mean of ``correct`` and needs no clipping. Confidences that all agree to 1e-9 have
-    no density; there the error is its limit, |mean(correct - confidence)|.
+    accuracy(v) is a weighted mean of ``correct`` and needs no clipping. Confidences that all agree to 1e-9 count
+    as equal: they have no density, and the error is |mean(correct - confidence)|.
 
     Args:
         confidence: (N,) in [0, 1].
@@ -63,7 +63,7 @@ def kde_statistic(f: np.ndarray) -> Callable[[Any, np.ndarray], float]:
     # Beyond three bandwidths from all samples there is nothing to integrate, nor to reflect.
     low, high = max(0.0, f.min() - 3 * bandwidth), min(1.0, f.max() + 3 * bandwidth)
     length = high - low
-    n_cells = min(_power_of_two(_NODES_PER_BANDWIDTH * length / bandwidth), _MOST_NODES)
+    n_cells = min(_power_of_two(_KDE_CELLS_PER_BANDWIDTH * length / bandwidth), _MOST_KDE_CELLS)
     step = length / n_cells
     nodes, distance = low + step * np.arange(n_cells + 1), step * np.arange(n_cells + 1)
     # Seen from an end of the range, the samples repeat with period 2 length. The kernel may be wider than that.
@@ -118,10 +118,10 @@ def smece_of(f: np.ndarray, correct: np.ndarray) -> float:
 
 
 def cosine_coefficients(f: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """sum_i weight_i cos(pi k f_i) for k = 0, 1, ..., 2**16, with each sample shared between two nodes of a grid."""
+    """sum_i weight_i cos(pi k f_i) for k = 0, 1, ..., 2**15, with each sample shared between two nodes of a grid."""
     from scipy.fft import dct
 
-    n_cells = _MOST_NODES // 2
+    n_cells = _SMECE_CELLS
     return dct(_on_nodes(*_nearest_nodes(f, 0.0, 1 / n_cells, n_cells), weight, n_cells), type=1) / 2
 
 

@@ -54,11 +54,11 @@ def top_label_statistic(metric: str, f: np.ndarray) -> Statistic:
 def population_statistic(metric: str, f: np.ndarray) -> Statistic:
     """What a top-label metric estimates, as a function of ``(rows, true accuracy (n,))``: no labels, so no noise.
 
-    For most it is the metric itself, with accuracies in the place of labels. The other two take their measure from the
-    noise of the labels: the debiased ECE estimates the error in its bins, and the sweep, which would find no end
-    without noise, the mean |accuracy - confidence|.
+    For most it is the metric itself, with accuracies in the place of labels. The debiased ECE estimates the error in
+    its bins before noise. The sweep and the kernel density, whose bins and bandwidth shrink as samples are added,
+    estimate the mean |accuracy - confidence|.
     """
-    if metric == "sweep_ece":
+    if metric in ("sweep_ece", "kde_ece"):
         return lambda rows, accuracy: float(np.abs(accuracy - f[rows]).mean())
     if metric == "debiased_ece":
         index = bin_index(f, bin_edges(f, N_BINS, "mass"))

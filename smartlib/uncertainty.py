@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, logit
 from scipy.stats import binomtest, rankdata
+from scipy.stats import t as student_t
 
 from smartlib.arrays import as_confidence, as_labels, as_probabilities, row_chunks, to_numpy
 from smartlib.binned_errors import N_BINS, bin_edges, bin_index
@@ -255,7 +256,10 @@ def _triangle_interval(
 
 
 def _auroc_interval(f: np.ndarray, a: np.ndarray) -> tuple[float, float]:
-    """DeLong's standard error on the logit scale; (0, 1) where there are fewer than two right or two wrong samples."""
+    """DeLong's standard error on the logit scale; (0, 1) where there are fewer than two right or two wrong samples.
+
+    The t distribution has the degrees of freedom of the rarer kind, whose spread decides the error.
+    """
     right = a == 1
     n_right, n_wrong = int(right.sum()), int((~right).sum())
     if min(n_right, n_wrong) < 2:
@@ -269,7 +273,7 @@ def _auroc_interval(f: np.ndarray, a: np.ndarray) -> tuple[float, float]:
     below_right = (rank[right] - rankdata(f[right])) / n_wrong
     below_wrong = (rank[~right] - rankdata(f[~right])) / n_right
     error = np.sqrt(below_right.var(ddof=1) / n_right + below_wrong.var(ddof=1) / n_wrong)
-    reach = 1.959964 * error / (value * (1 - value))
+    reach = student_t.ppf((1 + LEVEL) / 2, min(n_right, n_wrong) - 1) * error / (value * (1 - value))
     return float(expit(logit(value) - reach)), float(expit(logit(value) + reach))
 
 

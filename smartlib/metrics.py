@@ -115,7 +115,7 @@ class Evaluation:
     values: dict[str, float]
     """The metrics that were asked for."""
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """95 % interval of each metric that has one; empty when no resampling was asked for."""
+    """95 % interval of what each metric estimates, where there is one; empty when no resampling was asked for."""
     noise_floor: dict[str, tuple[float, float]] = field(default_factory=dict)
     """(mean, 95th percentile) of each calibration metric if the predictions were perfectly calibrated."""
 

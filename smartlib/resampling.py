@@ -56,7 +56,7 @@ def population_statistic(metric: str, f: np.ndarray) -> Statistic:
 
     For most it is the metric itself, with accuracies in the place of labels. The debiased ECE estimates the error in
     its bins before noise. The sweep and the kernel density, whose bins and bandwidth shrink as samples are added,
-    estimate the mean |accuracy - confidence|.
+    estimate the mean |accuracy - confidence|; with a biased estimate the interval may lie beside the measured value.
     """
     if metric in ("sweep_ece", "kde_ece"):
         return lambda rows, accuracy: float(np.abs(accuracy - f[rows]).mean())

@@ -67,6 +67,15 @@ def test_the_noise_floor_is_what_calibrated_samples_measure(metric):
     assert 0.85 <= np.mean(np.array(measured) <= q95) and mean < q95
 
 
+def test_the_kde_ece_has_a_high_floor_on_a_confident_network():
+    """The figures that its docstring gives."""
+    split = load("fashion/resnet").val
+    p = scaled_softmax(split.logits[:5000], 1.0)
+    record = evaluate(p, split.labels[:5000], metrics=["ece", "kde_ece"])
+    assert (round(record.kde_ece, 3), round(record.ece, 3)) == (0.025, 0.034)
+    assert noise_floor(p, "kde_ece", n_resamples=50)[0] == pytest.approx(0.016, abs=5e-4)
+
+
 def test_the_noise_floor_of_the_brier_calibration_measures_each_set_of_labels():
     p = np.random.default_rng(1).dirichlet([0.4] * 3, size=100)
     rng = np.random.default_rng(0)

@@ -44,8 +44,9 @@ def kde_ece(confidence: Any, correct: Any) -> float:
     Raises:
         ValueError: bad arrays.
 
-    Source: Zhang, Kailkhura and Han 2020 (kernel, reflection, rule for h). Their published code takes s from the right
-        samples alone and reflects each sample at the nearer end only; the latter agrees with ours while 3 h < 1/2.
+    Source: Zhang, Kailkhura and Han 2020 (kernel, reflection, rule for h). Their published code has h = s (2n)^(-1/5)
+        with s of the right samples alone, and reflects each sample at the nearer end only; the latter agrees with ours
+        while 3 h < 1/2.
 
     >>> round(kde_ece([0.9, 0.9], [1, 0]), 12)
     0.4

@@ -1,277 +1,176 @@
 """What the literature measures about predicted probabilities, as fractions (tables print percent).
 
 Top-label metrics take ``(confidence, correct)``: the largest probability of each row and whether that class was
-right. Metrics of the whole distribution take ``(probs, labels)``. `evaluate` computes all of them at once.
+right. Metrics of the whole distribution take ``(probs, labels)``. `evaluate` computes those that are asked for at once.
 Intervals and the noise floor are in `smartlib.uncertainty`.
+
+| name in `evaluate` | function | what it is |
+|---|---|---|
+| accuracy | | share of right predictions |
+| ece, adaece, mce | `expected_calibration_error` | mean gap of bins of equal width, of equal mass; the largest gap |
+| rmsce | `expected_calibration_error`, norm="l2" | root mean square gap, equal width |
+| cwece | `classwise_ece` | mean over the classes of the ECE of each |
+| smce | `smooth_calibration_error` | exact smooth calibration error |
+| debiased_ece | `debiased_ece` | root mean square gap, equal mass, without the part that is noise |
+| sweep_ece | `sweep_ece` | mean gap with as many bins as keep the accuracies rising |
+| kde_ece | `kde_ece` | mean gap from kernel density estimates |
+| smece | `smece` | SmoothECE, a kernel as wide as the result |
+| nll, brier | `negative_log_likelihood`, `brier_score` | proper scores |
+| brier_calibration, brier_refinement | `brier_decomposition` | the two parts of the Brier score |
+| auroc | `confidence_auroc` | how well confidence tells right from wrong |
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from smartlib.arrays import as_confidence_and_correct, as_labels, as_n_bins, as_probabilities, row_chunks
+from smartlib.arrays import as_labels, as_probabilities
+from smartlib.binned_errors import (
+    N_BINS,
+    Bins,
+    bin_edges,
+    bin_index,
+    classwise_ece,
+    classwise_ece_of,
+    debiased_ece,
+    expected_calibration_error,
+    reliability_bins,
+    sweep_ece,
+)
+from smartlib.kernel_errors import kde_ece, smece
+from smartlib.scores import (
+    brier_decomposition,
+    brier_losses,
+    brier_parts,
+    brier_score,
+    confidence_auroc,
+    log_losses,
+    negative_log_likelihood,
+)
 from smartlib.smce import smooth_calibration_error
 
-N_BINS = 15
+__all__ = [
+    "ALL_METRICS",
+    "METRICS",
+    "N_BINS",
+    "TOP_LABEL_ERRORS",
+    "Bins",
+    "Evaluation",
+    "bin_edges",
+    "bin_index",
+    "brier_decomposition",
+    "brier_score",
+    "classwise_ece",
+    "confidence_auroc",
+    "debiased_ece",
+    "evaluate",
+    "expected_calibration_error",
+    "kde_ece",
+    "negative_log_likelihood",
+    "reliability_bins",
+    "smece",
+    "smooth_calibration_error",
+    "sweep_ece",
+    "top_label",
+]
 
-
-@dataclass(frozen=True)
-class Bins:
-    """Per-bin data of a reliability diagram; M bins. Empty bins have count 0 and NaN means."""
-
-    edges: np.ndarray
-    """(M + 1,) bin edges; a bin is (lo, hi], the first one closed."""
-    count: np.ndarray
-    """(M,) number of samples; sums to N."""
-    confidence: np.ndarray
-    """(M,) mean confidence."""
-    accuracy: np.ndarray
-    """(M,) share of correct predictions."""
-
-    @property
-    def gap(self) -> np.ndarray:
-        """(M,) accuracy minus confidence; NaN where the bin is empty."""
-        return self.accuracy - self.confidence
-
-
-def bin_edges(confidence: np.ndarray, n_bins: int, binning: str) -> np.ndarray:
-    """Edges of ``n_bins`` bins: of equal width on [0, 1], or of equal mass (quantiles of the confidences).
-
-    Raises:
-        ValueError: ``n_bins`` is not a whole number >= 1, or ``binning`` is neither "width" nor "mass".
-    """
-    n_bins = as_n_bins(n_bins)
-    if binning == "width":
-        # linspace gives 7/15 = 0.4666...7, which excludes float64(7/15); arange / n_bins divides correctly rounded.
-        return np.arange(n_bins + 1) / n_bins
-    if binning == "mass":
-        order = np.sort(confidence)
-        edges = np.interp(np.linspace(0, len(order), n_bins + 1), np.arange(len(order)), order)
-        edges[0], edges[-1] = 0.0, 1.0
-        return edges
-    raise ValueError(f'binning must be "width" or "mass", got {binning!r}')
-
-
-def bin_index(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Index of the bin (lo, hi] that holds each value; 0.0 goes to the first bin, ties of edges to the lower bin."""
-    return np.searchsorted(edges[1:-1], values, side="left")
-
-
-def reliability_bins(confidence: Any, correct: Any, n_bins: int = N_BINS, binning: str = "width") -> Bins:
-    """Count, mean confidence and accuracy per bin.
-
-    Args:
-        confidence: (N,) in [0, 1].
-        correct: (N,) of 0 and 1.
-        n_bins: M >= 1.
-        binning: "width" (equal width on [0, 1]) or "mass" (equal numbers of samples; ties stay together).
-
-    Returns:
-        :class:`Bins`.
-
-    Raises:
-        ValueError: bad arrays or settings.
-
-    Source: DeGroot and Fienberg 1983; Guo et al. 2017.
-
-    >>> reliability_bins([0.95, 1.0], [1, 0], n_bins=2).count
-    array([0, 2])
-    """
-    f, a = as_confidence_and_correct(confidence, correct)
-    edges = bin_edges(f, n_bins, binning)
-    index = bin_index(f, edges)
-    count = np.bincount(index, minlength=n_bins)
-    with np.errstate(invalid="ignore"):
-        mean_confidence = np.bincount(index, f, n_bins) / count
-        accuracy = np.bincount(index, a, n_bins) / count
-    return Bins(edges, count, mean_confidence, accuracy)
-
-
-def expected_calibration_error(confidence: Any, correct: Any, n_bins: int = N_BINS, binning: str = "width") -> float:
-    """ECE: mean over samples of |accuracy - confidence| of their bin. With binning="mass" it is AdaECE.
-
-    Args:
-        confidence, correct, n_bins, binning: as for :func:`reliability_bins`.
-
-    Returns:
-        ECE in [0, 1].
-
-    Raises:
-        ValueError: bad arrays or settings.
-
-    Source: Naeini et al. 2015, Guo et al. 2017; AdaECE: Mukhoti et al. 2020.
-
-    >>> round(expected_calibration_error([0.95, 1.0], [1, 0]), 12)
-    0.475
-    """
-    f, a = as_confidence_and_correct(confidence, correct)
-    index = bin_index(f, bin_edges(f, n_bins, binning))
-    return float(np.abs(np.bincount(index, a - f, n_bins)).sum() / len(f))
-
-
-def maximum_calibration_error(confidence: Any, correct: Any, n_bins: int = N_BINS, binning: str = "width") -> float:
-    """MCE: the largest |accuracy - confidence| of a non-empty bin. One sample in a bin can decide it.
-
-    Args, Raises: as for :func:`reliability_bins`.
-
-    Returns:
-        MCE in [0, 1].
-
-    Source: Naeini et al. 2015.
-
-    >>> round(maximum_calibration_error([0.95, 0.3], [1, 0]), 12)
-    0.3
-    """
-    return float(np.nanmax(np.abs(reliability_bins(confidence, correct, n_bins, binning).gap)))
-
-
-def classwise_ece(probs: Any, labels: Any, n_bins: int = N_BINS) -> float:
-    """Classwise ECE: the ECE of each class's probability against "the label is that class", averaged over all K.
-
-    Args:
-        probs: (N, K) rows that sum to one.
-        labels: (N,).
-        n_bins: M >= 1, of equal width.
-
-    Returns:
-        Mean over the K classes (some papers print the sum, K times as much).
-
-    Raises:
-        ValueError: bad arrays or settings.
-
-    Source: Kull et al. 2019.
-
-    >>> round(classwise_ece([[0.8, 0.2], [0.6, 0.4]], [0, 0], n_bins=1), 12)
-    0.3
-    """
-    p = as_probabilities(probs)
-    return _classwise_ece(p, as_labels(labels, *p.shape), as_n_bins(n_bins))
-
-
-def _classwise_ece(p: np.ndarray, y: np.ndarray, n_bins: int) -> float:
-    n, k = p.shape
-    edges, gap = np.arange(n_bins + 1) / n_bins, np.zeros(k * n_bins)
-    for rows in row_chunks(n, k):
-        cell = bin_index(p[rows], edges) + n_bins * np.arange(k)
-        gap -= np.bincount(cell.ravel(), p[rows].ravel(), k * n_bins)
-        gap += np.bincount(cell[np.arange(len(cell)), y[rows]], minlength=k * n_bins)
-    return float(np.abs(gap).sum() / (n * k))
-
-
-def negative_log_likelihood(probs: Any, labels: Any) -> float:
-    """Mean of -log p_label, in nats; a probability of exactly 0 counts as the smallest normal number of its type.
-
-    Args:
-        probs: (N, K). labels: (N,).
-
-    Returns:
-        NLL >= 0.
-
-    Raises:
-        ValueError: bad arrays.
-
-    Source: standard proper score.
-
-    >>> round(negative_log_likelihood([[0.5, 0.5]], [0]), 4)
-    0.6931
-    """
-    p = as_probabilities(probs)
-    return float(log_losses(p, as_labels(labels, *p.shape)).mean())
-
-
-def log_losses(p: np.ndarray, y: np.ndarray) -> np.ndarray:
-    own = p[np.arange(len(p)), y]
-    return -np.log(np.maximum(own, np.finfo(p.dtype).tiny).astype(np.float64))
-
-
-def brier_score(probs: Any, labels: Any) -> float:
-    """Mean of sum_k (p_k - y_k)^2, between 0 and 2 (some papers print half of it).
-
-    Args:
-        probs: (N, K). labels: (N,).
-
-    Returns:
-        Brier score.
-
-    Raises:
-        ValueError: bad arrays.
-
-    Source: Brier 1950.
-
-    >>> brier_score([[0.5, 0.5]], [0])
-    0.5
-    """
-    p = as_probabilities(probs)
-    return float(brier_losses(p, as_labels(labels, *p.shape)).mean())
-
-
-def brier_losses(p: np.ndarray, y: np.ndarray) -> np.ndarray:
-    result = np.empty(len(p))
-    for rows in row_chunks(*p.shape):
-        difference = p[rows].astype(np.float64)
-        difference[np.arange(len(difference)), y[rows]] -= 1.0
-        result[rows] = (difference**2).sum(axis=1)
-    return result
-
-
-# Display order everywhere; "lower is better" holds for all but accuracy.
+# Display order everywhere; "lower is better" holds for all but accuracy and auroc.
 METRICS = ("accuracy", "ece", "adaece", "cwece", "mce", "smce", "nll", "brier")
+ALL_METRICS = (
+    *METRICS,
+    "rmsce",
+    "debiased_ece",
+    "sweep_ece",
+    "kde_ece",
+    "smece",
+    "brier_calibration",
+    "brier_refinement",
+    "auroc",
+)
+# The calibration errors of the top label, as functions of (confidence, correct).
+TOP_LABEL_ERRORS = {
+    "ece": expected_calibration_error,
+    "adaece": partial(expected_calibration_error, binning="mass"),
+    "mce": partial(expected_calibration_error, norm="max"),
+    "smce": smooth_calibration_error,
+    "rmsce": partial(expected_calibration_error, norm="l2"),
+    "debiased_ece": debiased_ece,
+    "sweep_ece": sweep_ece,
+    "kde_ece": kde_ece,
+    "smece": smece,
+}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
-    """All metrics of one set of predictions, as fractions (NLL in nats)."""
+    """Metrics of one set of predictions, as fractions (NLL in nats); each is an attribute: ``record.ece``."""
 
     n: int
-    accuracy: float
-    ece: float
-    adaece: float
-    cwece: float
-    mce: float
-    smce: float
-    nll: float
-    brier: float
+    """Number of samples."""
+    values: dict[str, float]
+    """The metrics that were asked for."""
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """95 % interval of each metric; empty when no resampling was asked for."""
+    """95 % interval of what each metric estimates, where there is one; empty when no resampling was asked for."""
     noise_floor: dict[str, tuple[float, float]] = field(default_factory=dict)
     """(mean, 95th percentile) of each calibration metric if the predictions were perfectly calibrated."""
 
+    def __getattr__(self, name: str) -> float:
+        if name in ALL_METRICS:
+            if name in self.values:
+                return self.values[name]
+            raise AttributeError(f"{name} was not computed; pass metrics=[{name!r}, ...] or metrics='all' to evaluate")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        shown = [f"n={self.n}"]
+        for name, value in self.values.items():
+            low_and_high = self.intervals.get(name)
+            shown.append(f"{name}={value:.4g}" + (" [{:.4g}, {:.4g}]".format(*low_and_high) if low_and_high else ""))
+        return f"Evaluation({', '.join(shown)})"
+
     def to_dict(self) -> dict[str, float]:
-        """One flat, tidy record: ece, ece_low, ece_high, ece_floor, ece_floor_q95, ..."""
-        flat = asdict(self)
-        intervals, floors = flat.pop("intervals"), flat.pop("noise_floor")
-        for name, (low, high) in intervals.items():
+        """One flat, tidy record: n, ece, ..., ece_low, ece_high, ..., ece_floor, ece_floor_q95, ..."""
+        flat = {"n": self.n} | self.values
+        for name, (low, high) in self.intervals.items():
             flat[f"{name}_low"], flat[f"{name}_high"] = low, high
-        for name, (mean, q95) in floors.items():
+        for name, (mean, q95) in self.noise_floor.items():
             flat[f"{name}_floor"], flat[f"{name}_floor_q95"] = mean, q95
         return flat
 
 
-def evaluate(probs: Any, labels: Any, *, n_resamples: int = 0, seed: int = 0) -> Evaluation:
-    """Compute every metric; with ``n_resamples`` also 95 % intervals and noise floors.
+def evaluate(
+    probs: Any, labels: Any, *, metrics: str | Sequence[str] = METRICS, n_resamples: int = 0, seed: int = 0
+) -> Evaluation:
+    """Compute metrics; with ``n_resamples`` also 95 % intervals and noise floors.
 
     Args:
         probs: (N, K) rows that sum to one.
         labels: (N,).
+        metrics: names out of ``ALL_METRICS``, in the order wanted, or "all".
         n_resamples: simulations per interval and per noise floor; 0 computes none. 200 give intervals good to a
-            tenth of their width.
+            tenth of their width. The two parts of the Brier score have no interval (see `smartlib.uncertainty`).
         seed: of the simulations.
 
     Returns:
         :class:`Evaluation`.
 
     Raises:
-        ValueError: bad arrays.
+        ValueError: bad arrays, or a metric that is not known.
 
     Source: see each metric; intervals: `smartlib.uncertainty`.
 
     >>> record = evaluate([[0.8, 0.2], [0.3, 0.7]], [0, 0])
     >>> record.accuracy, record.n, round(record.ece, 4)
     (0.5, 2, 0.45)
+    >>> evaluate([[0.8, 0.2], [0.3, 0.7]], [0, 0], metrics=["brier", "auroc"])
+    Evaluation(n=2, brier=0.53, auroc=1)
     """
+    names = _as_metrics(metrics)
     p = as_probabilities(probs)
     y = as_labels(labels, *p.shape)
     confidence, correct = top_label(p, y)
@@ -279,20 +178,35 @@ def evaluate(probs: Any, labels: Any, *, n_resamples: int = 0, seed: int = 0) ->
     if n_resamples:
         from smartlib.uncertainty import intervals_and_floors
 
-        intervals, floors = intervals_and_floors(p, y, n_resamples=n_resamples, seed=seed)
-    return Evaluation(
-        n=len(p),
-        accuracy=float(correct.mean()),
-        ece=expected_calibration_error(confidence, correct),
-        adaece=expected_calibration_error(confidence, correct, binning="mass"),
-        cwece=_classwise_ece(p, y, N_BINS),
-        mce=maximum_calibration_error(confidence, correct),
-        smce=smooth_calibration_error(confidence, correct),
-        nll=float(log_losses(p, y).mean()),
-        brier=float(brier_losses(p, y).mean()),
-        intervals=intervals,
-        noise_floor=floors,
-    )
+        intervals, floors = intervals_and_floors(p, y, metrics=names, n_resamples=n_resamples, seed=seed)
+    values = {name: error(confidence, correct) for name, error in TOP_LABEL_ERRORS.items() if name in names}
+    if "accuracy" in names:
+        values["accuracy"] = float(correct.mean())
+    if "cwece" in names:
+        values["cwece"] = classwise_ece_of(p, y, N_BINS)
+    if "nll" in names:
+        values["nll"] = float(log_losses(p, y).mean())
+    if "auroc" in names:
+        values["auroc"] = confidence_auroc(confidence, correct)
+    if any(name.startswith("brier") for name in names):
+        values["brier"] = float(brier_losses(p, y).mean())
+    if "brier_calibration" in names or "brier_refinement" in names:
+        values["brier_calibration"], values["brier_refinement"] = brier_parts(p, y, values["brier"])
+    return Evaluation(len(p), {name: values[name] for name in names}, intervals, floors)
+
+
+def _as_metrics(metrics: str | Sequence[str]) -> tuple[str, ...]:
+    """The names asked for, each once; raises ValueError where one is unknown."""
+    known = ", ".join(ALL_METRICS)
+    if isinstance(metrics, str):
+        if metrics != "all":
+            raise ValueError(f'metrics must be "all" or a sequence of names, got {metrics!r}; known: {known}')
+        return ALL_METRICS
+    names = tuple(dict.fromkeys(metrics))
+    for name in names:
+        if name not in ALL_METRICS:
+            raise ValueError(f"unknown metric {name!r}; known: {known}")
+    return names
 
 
 def top_label(probs: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

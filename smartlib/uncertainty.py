@@ -14,26 +14,36 @@ the test of "perfectly calibrated". (For the classwise error r is the observed f
 The smooth calibration error needs no such model. It is a supremum of sums, so it obeys the triangle inequality: smCE of
 the sample and smCE of the population differ by at most the smCE of the noise, that is, of the sample's residuals minus
 the population's. The interval is the measured value plus and minus the 95 % quantile of that, simulated. (Inverting a
-test fails here: gaps of both signs may cancel by chance, and the model then believes that they always do.)
+test fails here: gaps of both signs may cancel by chance, and the model then believes that they always do.) SmoothECE
+obeys it too: at a bandwidth of the sum of two fixed points, each part is below its own fixed point.
+
+The two parts of the Brier score have no interval. Their recalibration is fitted to the labels that it is judged by; a
+resample would be fitted once more, to its own noise, and the interval would miss the truth. The calibration part
+has a noise floor, and the Brier score an interval.
 
 Source: theory of test inversion (Neyman 1937); this use of it is ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.special import expit, logit
+from scipy.stats import binomtest, rankdata
+from scipy.stats import t as student_t
 
-from smartlib.arrays import as_confidence, as_labels, as_probabilities, to_numpy
-from smartlib.metrics import METRICS, N_BINS, bin_edges, bin_index, brier_losses, log_losses, top_label
+from smartlib.arrays import as_confidence, as_labels, as_probabilities, row_chunks, to_numpy
+from smartlib.binned_errors import N_BINS, bin_edges, bin_index
+from smartlib.kernel_errors import smece_of
+from smartlib.metrics import METRICS, TOP_LABEL_ERRORS, top_label
+from smartlib.resampling import population_statistic, top_label_statistic
+from smartlib.scores import PooledClass, auroc_of, brier_losses, log_losses
 from smartlib.smce import smce_of
 
 LEVEL = 0.95
-TOP_LABEL_METRICS = ("ece", "adaece", "mce", "smce")
 _N_GRID = 9
 
 
@@ -44,7 +54,7 @@ def noise_floor(
 
     Args:
         probs_or_confidence: (N, K) probabilities, from whose rows labels are drawn, or (N,) top-label confidences.
-        metric: "ece", "adaece", "mce" or "smce"; with (N, K) also "cwece".
+        metric: a key of `smartlib.metrics.TOP_LABEL_ERRORS`; with (N, K) also "cwece" and "brier_calibration".
         n_resamples: simulated data sets.
         seed: of the simulation.
 
@@ -53,7 +63,7 @@ def noise_floor(
         contradict perfect calibration.
 
     Raises:
-        ValueError: bad arrays, an unknown metric, or "cwece" with (N,) confidences.
+        ValueError: bad arrays, an unknown metric, or one that needs (N, K) with (N,) confidences.
 
     Source: ours; cf. the consistency resampling of Bröcker and Smith 2007.
 
@@ -63,39 +73,40 @@ def noise_floor(
     """
     rng = np.random.default_rng(seed)
     array = to_numpy(probs_or_confidence, "probs_or_confidence")
-    if metric == "cwece":
-        if array.ndim != 2:
-            raise ValueError('metric "cwece" needs (N, K) probabilities')
+    if metric in ("cwece", "brier_calibration") and array.ndim != 2:
+        raise ValueError(f'metric "{metric}" needs (N, K) probabilities')
+    if metric == "brier_calibration":
+        values = _brier_calibrations(as_probabilities(array), n_resamples, rng)
+    elif metric == "cwece":
         simulate = _ClasswiseModel(as_probabilities(array)).simulator(0.0)
         values = [simulate(rng, False) for _ in range(n_resamples)]
-    elif metric in TOP_LABEL_METRICS:
+    elif metric in TOP_LABEL_ERRORS:
         f = as_probabilities(array).max(axis=1).astype(np.float64) if array.ndim == 2 else as_confidence(array)
         f = np.sort(np.minimum(f, 1.0))
         statistic, everything = top_label_statistic(metric, f), np.arange(len(f))
-        values = [statistic(everything, (rng.random(len(f)) < f).astype(np.float64)) for _ in range(n_resamples)]
+        values = [
+            max(statistic(everything, (rng.random(len(f)) < f).astype(np.float64)), 0.0) for _ in range(n_resamples)
+        ]
     else:
-        raise ValueError(f"no noise floor for {metric!r}; known: {', '.join((*TOP_LABEL_METRICS, 'cwece'))}")
+        known = ", ".join((*TOP_LABEL_ERRORS, "cwece", "brier_calibration"))
+        raise ValueError(f"no noise floor for {metric!r}; known: {known}")
     return float(np.mean(values)), float(np.quantile(values, 0.95))
 
 
-def top_label_statistic(metric: str, f: np.ndarray) -> Callable[[np.ndarray, np.ndarray], float]:
-    """A quick form of a top-label metric on resampled rows of the confidences ``f``.
-
-    The bins are those of ``f``. The result maps ``(rows (n,), correct (n,))`` to the metric of (f[rows], correct),
-    where ``correct`` may also be a true accuracy between 0 and 1.
-    """
-    if metric == "smce":
-        return lambda rows, correct: smce_of(f[rows], correct)
-    index = bin_index(f, bin_edges(f, N_BINS, "mass" if metric == "adaece" else "width"))
-    if metric == "mce":
-
-        def largest(rows: np.ndarray, correct: np.ndarray) -> float:
-            count = np.bincount(index[rows], minlength=N_BINS)
-            gap = np.abs(np.bincount(index[rows], correct - f[rows], N_BINS))
-            return float((gap[count > 0] / count[count > 0]).max())
-
-        return largest
-    return lambda rows, correct: float(np.abs(np.bincount(index[rows], correct - f[rows], N_BINS)).sum() / len(rows))
+def _brier_calibrations(p: np.ndarray, n_resamples: int, rng: np.random.Generator) -> np.ndarray:
+    """The calibration part of the Brier score, (n_resamples,), for labels drawn from the rows."""
+    n, k = p.shape
+    labels = np.empty((n_resamples, n), dtype=np.int32)
+    for sample in labels:
+        for rows in row_chunks(n, k):
+            cumulative = p[rows].cumsum(axis=1, dtype=np.float64)[:, :-1]
+            sample[rows] = (cumulative < rng.random((len(cumulative), 1))).sum(axis=1)
+    brier = [brier_losses(p, sample).sum() for sample in labels]
+    refinement = np.zeros(n_resamples)
+    for label in range(k):  # a class is sorted once for all samples
+        pooled = PooledClass(p[:, label])
+        refinement += [pooled.squared_error(sample == label) for sample in labels]
+    return np.maximum(brier - refinement, 0.0) / n
 
 
 def recalibration_curve(f: np.ndarray, a: np.ndarray) -> np.ndarray:
@@ -129,7 +140,7 @@ class _TopLabelModel:
     def __init__(self, metric: str, f: np.ndarray, a: np.ndarray):
         order = np.argsort(f, kind="stable")
         self.f, a = f[order], a[order]
-        self.statistic = top_label_statistic(metric, self.f)
+        self.statistic, self.population = top_label_statistic(metric, self.f), population_statistic(metric, self.f)
         self.rows = np.arange(len(f))
         self.gap = recalibration_curve(self.f, a) - self.f
         self.estimate = self.statistic(self.rows, a)
@@ -138,7 +149,7 @@ class _TopLabelModel:
         return np.clip(self.f + t * self.gap, 0.0, 1.0)
 
     def truth(self, t: float) -> float:
-        return self.statistic(self.rows, self.accuracy(t))
+        return self.population(self.rows, self.accuracy(t))
 
     def simulator(self, t: float) -> Callable[[np.random.Generator, bool], float]:
         accuracy = self.accuracy(t)
@@ -207,11 +218,11 @@ def _invert(model: _TopLabelModel | _ClasswiseModel, n_resamples: int, seed: int
     observed, full = model.estimate, model.truth(1.0)
     at_zero = simulated(0.0)
     if full < 1e-9:  # nothing to scale: all that can be said is what perfect calibration would have measured
-        return 0.0, float(max(observed, np.quantile(at_zero, (1 + LEVEL) / 2)))
+        return 0.0, float(max(observed, np.quantile(at_zero, (1 + LEVEL) / 2), 0.0))
     at_one = simulated(1.0)
     reach = 4 * max(at_one.std(), at_zero.std())
     low = max(0.0, observed - max(at_one.mean() - full, 0.0) - reach) / full
-    high = (observed + reach) / full
+    high = (max(observed, 0.0) + reach) / full
     if np.quantile(simulated(low), (1 + LEVEL) / 2) >= observed:
         low = 0.0
     grid = np.linspace(low, high, _N_GRID)
@@ -223,20 +234,47 @@ def _invert(model: _TopLabelModel | _ClasswiseModel, n_resamples: int, seed: int
 def top_label_interval(metric: str, f: np.ndarray, a: np.ndarray, n_resamples: int, seed: int) -> tuple[float, float]:
     """95 % interval of a top-label metric, for checked confidences and correctness."""
     if metric == "smce":
-        return _smce_interval(f, a, n_resamples, seed)
+        return _triangle_interval(metric, smce_of, f, a, n_resamples, seed)
+    if metric == "smece":
+        return _triangle_interval(metric, smece_of, f, a, n_resamples, seed)
     return _invert(_TopLabelModel(metric, f, a), n_resamples, seed)
 
 
-def _smce_interval(f: np.ndarray, a: np.ndarray, n_resamples: int, seed: int) -> tuple[float, float]:
-    """The interval of the smooth calibration error, by the triangle inequality."""
-    model, rng, n = _TopLabelModel("smce", f, a), np.random.default_rng(seed), len(f)
+def _triangle_interval(
+    metric: str, error: Callable[[np.ndarray, np.ndarray], float], f: np.ndarray, a: np.ndarray, n_resamples: int,
+    seed: int,
+) -> tuple[float, float]:  # fmt: skip
+    """The interval of an error of the residuals that obeys the triangle inequality."""
+    model, rng, n = _TopLabelModel(metric, f, a), np.random.default_rng(seed), len(f)
     accuracy, noise = model.accuracy(1.0), []
     for _ in range(n_resamples):
         copies = np.bincount(rng.integers(n, size=n), minlength=n)
         residual = rng.binomial(copies, accuracy) - copies * model.f - (accuracy - model.f)
-        noise.append(smce_of(model.f, model.f + residual))
+        noise.append(error(model.f, model.f + residual))
     reach = np.quantile(noise, LEVEL)
     return float(max(0.0, model.estimate - reach)), float(min(1.0, model.estimate + reach))
+
+
+def _auroc_interval(f: np.ndarray, a: np.ndarray) -> tuple[float, float]:
+    """DeLong's standard error on the logit scale; (0, 1) where there are fewer than two right or two wrong samples.
+
+    The t distribution has the degrees of freedom of the rarer kind, whose spread decides the error.
+    """
+    right = a == 1
+    n_right, n_wrong = int(right.sum()), int((~right).sum())
+    if min(n_right, n_wrong) < 2:
+        return 0.0, 1.0
+    value = auroc_of(f, a)
+    if value in (0.0, 1.0):  # DeLong's error is 0; but all of min(n_right, n_wrong) disjoint pairs agree
+        reach = ((1 - LEVEL) / 2) ** (1 / min(n_right, n_wrong))
+        return (reach, 1.0) if value == 1 else (0.0, 1 - reach)
+    rank = rankdata(f)
+    # For each right sample the share of wrong ones below it, and for each wrong one the share of right ones below it.
+    below_right = (rank[right] - rankdata(f[right])) / n_wrong
+    below_wrong = (rank[~right] - rankdata(f[~right])) / n_right
+    error = np.sqrt(below_right.var(ddof=1) / n_right + below_wrong.var(ddof=1) / n_wrong)
+    reach = student_t.ppf((1 + LEVEL) / 2, min(n_right, n_wrong) - 1) * error / (value * (1 - value))
+    return float(expit(logit(value) - reach)), float(expit(logit(value) + reach))
 
 
 def _crossing(truth: np.ndarray, quantile: np.ndarray, observed: float) -> float:
@@ -250,29 +288,32 @@ def _crossing(truth: np.ndarray, quantile: np.ndarray, observed: float) -> float
 
 
 def intervals_and_floors(
-    p: np.ndarray, y: np.ndarray, *, n_resamples: int, seed: int
+    p: np.ndarray, y: np.ndarray, *, metrics: Sequence[str] = METRICS, n_resamples: int, seed: int
 ) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:
-    """95 % intervals of every metric and noise floors of the calibration errors, for checked arrays.
+    """95 % intervals of the metrics and noise floors of the calibration errors, for checked arrays.
 
-    Accuracy: Wilson. NLL and Brier score: mean plus and minus 1.96 standard errors. Calibration errors: as the top of
-    this file says.
+    Accuracy: Wilson. NLL and Brier score: mean plus and minus 1.96 standard errors. AUROC: DeLong. Calibration errors:
+    as the top of this file says.
 
     Returns:
         ``(intervals, floors)``, dictionaries from metric to (low, high) and to (mean, q95).
     """
-    from scipy.stats import binomtest
-
     confidence, correct = top_label(p, y)
-    wilson = binomtest(int(correct.sum()), len(correct)).proportion_ci(LEVEL, method="wilson")
-    intervals = {"accuracy": (float(wilson.low), float(wilson.high))}
-    floors = {}
-    for metric in METRICS:
-        if metric in TOP_LABEL_METRICS:
+    intervals, floors = {}, {}
+    for metric in metrics:
+        if metric == "accuracy":
+            wilson = binomtest(int(correct.sum()), len(correct)).proportion_ci(LEVEL, method="wilson")
+            intervals[metric] = (float(wilson.low), float(wilson.high))
+        elif metric in TOP_LABEL_ERRORS:
             intervals[metric] = top_label_interval(metric, confidence, correct, n_resamples, seed)
             floors[metric] = noise_floor(confidence, metric, n_resamples, seed)
         elif metric == "cwece":
             intervals[metric] = _invert(_ClasswiseModel(p, y), n_resamples, seed)
             floors[metric] = noise_floor(p, metric, n_resamples, seed)
+        elif metric == "brier_calibration":
+            floors[metric] = noise_floor(p, metric, n_resamples, seed)
+        elif metric == "auroc":
+            intervals[metric] = _auroc_interval(confidence, correct)
         elif metric in _LOSSES:
             losses = _LOSSES[metric](p, y)
             half = 1.959964 * losses.std(ddof=1) / np.sqrt(len(losses)) if len(losses) > 1 else np.inf
@@ -310,7 +351,7 @@ def compare(
     Args:
         probs, other_probs: (N, K) each.
         labels: (N,).
-        metric: "accuracy", "ece", "adaece", "mce", "smce", "nll" or "brier".
+        metric: "accuracy", "nll", "brier", "auroc" or a key of `smartlib.metrics.TOP_LABEL_ERRORS`.
         n_resamples, seed: of the bootstrap.
 
     Returns:
@@ -338,7 +379,7 @@ def compare(
         resampled.append(first(rows) - second(rows))
     percentile = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     low, high = 2 * difference - percentile[::-1]
-    if metric in TOP_LABEL_METRICS:
+    if metric in TOP_LABEL_ERRORS:
         low, high = min(low, percentile[0]), max(high, percentile[1])
     return Comparison(float(difference), float(low), float(high))
 
@@ -346,10 +387,13 @@ def compare(
 def _row_statistic(metric: str, p: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], float]:
     """The metric as a function of the rows that are in the sample."""
     confidence, correct = top_label(p, y)
-    if metric in TOP_LABEL_METRICS:
+    if metric in TOP_LABEL_ERRORS:
         statistic = top_label_statistic(metric, confidence)
-        return lambda rows: statistic(rows, correct[rows])
+        return lambda rows: max(statistic(rows, correct[rows]), 0.0)
+    if metric == "auroc":
+        return lambda rows: auroc_of(confidence[rows], correct[rows])
     if metric != "accuracy" and metric not in _LOSSES:
-        raise ValueError(f"cannot compare by {metric!r}; known: accuracy, {', '.join((*TOP_LABEL_METRICS, *_LOSSES))}")
+        known = ", ".join(("accuracy", "auroc", *TOP_LABEL_ERRORS, *_LOSSES))
+        raise ValueError(f"cannot compare by {metric!r}; known: {known}")
     values = correct if metric == "accuracy" else _LOSSES[metric](p, y)
     return lambda rows: float(values[rows].mean())

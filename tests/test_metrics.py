@@ -1,9 +1,12 @@
 """Metrics: hand values, the convention of the bins, other implementations as oracles, invariants."""
 
-from dataclasses import fields
+import copy
+import pickle
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -11,21 +14,34 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
 from smartlib import arrays
+from smartlib.binned_errors import debiased_square
 from smartlib.metrics import (
+    ALL_METRICS,
     METRICS,
+    TOP_LABEL_ERRORS,
     Evaluation,
     bin_edges,
     bin_index,
+    brier_decomposition,
     brier_score,
     classwise_ece,
+    confidence_auroc,
+    debiased_ece,
     evaluate,
     expected_calibration_error,
-    maximum_calibration_error,
+    kde_ece,
     negative_log_likelihood,
     reliability_bins,
+    smece,
+    smooth_calibration_error,
+    sweep_ece,
     top_label,
 )
-from smartlib.smce import smooth_calibration_error
+
+everything_of_the_top_label = pytest.mark.parametrize(
+    "metric", [pytest.param(m, id=name) for name, m in {**TOP_LABEL_ERRORS, "auroc": confidence_auroc}.items()]
+)
+every_error = pytest.mark.parametrize("name", TOP_LABEL_ERRORS)
 
 
 def predictions(n=300, k=5, seed=0):
@@ -65,7 +81,7 @@ def ece_by_loops(confidence, correct, edges):
 )
 def test_ece_and_mce_by_hand(confidence, correct, n_bins, ece, mce):
     assert expected_calibration_error(confidence, correct, n_bins) == pytest.approx(ece, abs=1e-14)
-    assert maximum_calibration_error(confidence, correct, n_bins) == pytest.approx(mce, abs=1e-14)
+    assert expected_calibration_error(confidence, correct, n_bins, norm="max") == pytest.approx(mce, abs=1e-14)
 
 
 @pytest.mark.parametrize("n_bins", [1, 2, 10, 15, 100])
@@ -111,7 +127,7 @@ def test_every_sample_is_counted_once_and_bins_hold_what_their_edges_say(values,
     assert np.isnan(bins.accuracy[~filled]).all()
     ece = expected_calibration_error(f, a, n_bins, binning)
     assert ece == pytest.approx(np.nansum(bins.count * np.abs(bins.gap)) / len(f), abs=1e-12)
-    assert 0 <= ece <= maximum_calibration_error(f, a, n_bins, binning) + 1e-12 <= 1 + 1e-12
+    assert 0 <= ece <= expected_calibration_error(f, a, n_bins, binning, "max") + 1e-12 <= 1 + 1e-12
     assert ece >= abs(a.mean() - f.mean()) - 1e-12
 
 
@@ -138,22 +154,227 @@ def test_equal_confidences_give_the_plain_gap_in_any_number_of_bins(n, value, bi
     a = np.arange(n) % 2
     gap = abs(a.mean() - value)
     assert expected_calibration_error([value] * n, a, 15, binning) == pytest.approx(gap, abs=1e-13)
-    assert maximum_calibration_error([value] * n, a, 15, binning) == pytest.approx(gap, abs=1e-13)
+    assert expected_calibration_error([value] * n, a, 15, binning, "max") == pytest.approx(gap, abs=1e-13)
 
 
-@pytest.mark.parametrize(
-    "function", [reliability_bins, expected_calibration_error, maximum_calibration_error], ids=lambda f: f.__name__
-)
 @pytest.mark.parametrize("n_bins", [0, -1, 2.5])
 @pytest.mark.parametrize("binning", ["width", "mass"])
-def test_a_wrong_number_of_bins_is_refused(function, n_bins, binning):
-    with pytest.raises(ValueError, match=f"n_bins must be a whole number of at least 1, got {n_bins}"):
-        function([0.5], [1], n_bins, binning)
+def test_a_wrong_number_of_bins_is_refused(n_bins, binning):
+    for call in (
+        lambda: reliability_bins([0.5], [1], n_bins, binning),
+        lambda: expected_calibration_error([0.5], [1], n_bins, binning),
+        lambda: debiased_ece([0.5], [1], n_bins),
+        lambda: classwise_ece([[0.5, 0.5]], [1], n_bins),
+    ):
+        with pytest.raises(ValueError, match=f"n_bins must be a whole number of at least 1, got {n_bins}"):
+            call()
 
 
 def test_an_unknown_binning_is_refused_by_name():
     with pytest.raises(ValueError, match='binning must be "width" or "mass", got \'quantile\''):
         expected_calibration_error([0.5], [1], binning="quantile")
+
+
+def test_an_unknown_norm_is_refused_by_name():
+    with pytest.raises(ValueError, match='norm must be "l1", "l2" or "max", got 2'):
+        expected_calibration_error([0.5], [1], norm=2)
+
+
+# --- the other top-label errors by hand ---------------------------------------------------------------------------
+
+
+def test_the_l2_norm_is_the_root_of_the_mean_square_over_samples():
+    # Bins of .62 and .68 (gap .15, two samples), and of .95 (gap .05, two samples): sqrt((.0225 + .0025) / 2).
+    f, a = [0.62, 0.68, 0.93, 0.97], [1, 0, 1, 1]
+    assert expected_calibration_error(f, a, 10, norm="l2") == pytest.approx(np.sqrt(0.0125), abs=1e-14)
+
+
+def test_debiased_ece_by_hand():
+    # One bin of four, one right: gap .65, variance (1/4)(3/4)/3 = .0625, and .4225 - .0625 = .6^2.
+    assert debiased_ece([0.9] * 4, [1, 0, 0, 0], 1) == pytest.approx(0.6, abs=1e-14)
+    # Gap 0, so that the variance makes it negative: 0.
+    assert debiased_ece([0.5] * 4, [1, 1, 0, 0], 1) == 0
+    # A bin of one sample says nothing; of two bins the other, with two of three samples, has gap .3 and variance 0.
+    f = [0.7, 0.7, 0.9]
+    assert reliability_bins(f, [1, 1, 0], 2, "mass").count.tolist() == [2, 1]
+    assert debiased_ece(f, [1, 1, 0], 2) == pytest.approx(np.sqrt(2 / 3 * 0.09), abs=1e-14)
+    assert debiased_ece([0.2], [1]) == 0
+
+
+def test_debiasing_takes_the_noise_off():
+    """For a calibrated model, the mean of the debiased square is 0; the plain square's is the noise."""
+    rng, debiased, plain = np.random.default_rng(0), [], []
+    f = np.sort(rng.uniform(0.5, 1, 1000))
+    index = bin_index(f, bin_edges(f, 15, "mass"))
+    for _ in range(400):
+        a = (rng.random(1000) < f).astype(float)
+        debiased.append(debiased_square(index, f, a, 15))
+        plain.append(expected_calibration_error(f, a, binning="mass", norm="l2") ** 2)
+    standard_error = np.std(debiased) / 20
+    assert abs(np.mean(debiased)) < 4 * standard_error < np.mean(plain) / 5
+
+
+def test_sweep_ece_by_hand():
+    # Two bins: accuracies 1/2 and 1/2, gaps .2 and .2. Three bins would hold 2, 1, 1 samples: 1/2, then 0. Stop.
+    assert sweep_ece([0.2, 0.4, 0.6, 0.8], [0, 1, 0, 1]) == pytest.approx(0.2, abs=1e-14)
+    # Already two bins fall: one bin, |1/2 - .5|.
+    assert sweep_ece([0.2, 0.4, 0.6, 0.8], [1, 1, 0, 0]) == pytest.approx(0.0, abs=1e-14)
+    # Never falls: every sample is a bin of its own.
+    assert sweep_ece([0.2, 0.4, 0.6, 0.8], [0, 0, 1, 1]) == pytest.approx((0.2 + 0.4 + 0.4 + 0.2) / 4, abs=1e-14)
+    # Equal confidences stay together, so that one bin is all there is: |1/2 - .6|.
+    assert sweep_ece([0.6] * 4, [0, 1, 0, 1]) == pytest.approx(0.1, abs=1e-14)
+
+
+def test_kde_ece_by_hand():
+    # Equal confidences leave the plain gap; those 1e-12 apart count as equal, those 1e-6 apart have a density.
+    assert kde_ece([0.9, 0.9], [1, 0]) == pytest.approx(0.4, abs=1e-14)
+    assert kde_ece([0.9, 0.9 + 1e-12], [1, 0]) == pytest.approx(0.4, abs=1e-9)
+    assert kde_ece([0.9, 0.9 + 1e-6], [1, 1]) == pytest.approx(0.1, abs=1e-6)
+    # All wrong: the integral of v times the density, the mean confidence, while the kernel stays inside [0, 1].
+    f = np.linspace(0.4, 0.6, 50)
+    assert kde_ece(f, np.zeros(50)) == pytest.approx(0.5, abs=1e-7)
+
+
+def test_smece_by_hand():
+    # One residual of -.75 in place: smoothing leaves its mass, so sigma = .75, and so for a fourth of the samples.
+    assert smece([0.75], [0]) == pytest.approx(0.75, abs=1e-9)
+    assert smece([0.75, 1, 1, 1], [0, 1, 1, 1]) == pytest.approx(0.75 / 4, abs=1e-9)
+    # Residuals +.75 / 2 at .25 and -.75 / 2 at .75 are antisymmetric about 1/2, and of their cosines the first alone is
+    # left at such a bandwidth: with c = .75 cos(pi / 4), |2 c e cos(pi v)| integrates to 4 c e / pi, where e is
+    # exp(-(pi sigma)^2 / 2). The next, three times the frequency, adds less than 2e-3.
+    sigma = smece([0.25, 0.75], [1, 0])
+    assert sigma == pytest.approx(4 * 0.75 * np.cos(np.pi / 4) * np.exp(-((np.pi * sigma) ** 2) / 2) / np.pi, abs=2e-3)
+    assert smece([1.0], [0]) == 1
+    assert smece([0.91] * 100, [1] * 91 + [0] * 9) < 1e-9
+
+
+def test_auroc_by_hand():
+    # Right: .9, .7; wrong: .8, .7. Pairs: .9 > .8, .9 > .7, .7 < .8, .7 = .7: (1 + 1 + 0 + 1/2) / 4.
+    assert confidence_auroc([0.9, 0.7, 0.8, 0.7], [1, 1, 0, 0]) == 0.625
+    assert confidence_auroc([0.9, 0.7], [1, 1]) == confidence_auroc([0.9, 0.7], [0, 0]) == 0.5
+
+
+# --- inputs that broke other libraries, for every top-label metric ------------------------------------------------
+
+
+@every_error
+@pytest.mark.parametrize(
+    "f, a, error",
+    [
+        ([0.95, 1.0], [1, 0], None),
+        ([1.0, 1.0], [1, 0], 0.5),
+        ([0.0], [0], 0.0),
+        ([0.0], [1], 1.0),
+        ([1.0], [0], 1.0),
+        ([0.91] * 100, [1] * 91 + [0] * 9, 0.0),
+        ([0.7] * 50, [1] * 20 + [0] * 30, 0.3),
+        ([0.7] * 50, [1] * 50, 0.3),
+        ([0.7] * 50, [0] * 50, 0.7),
+        ([0.3, 0.9, 0.35], [1, 0, 1], None),
+        ([0.2, 0.8], [0, 1], None),
+    ],
+)
+def test_few_equal_and_extreme_confidences_are_counted_once_and_finite(name, f, a, error):
+    """Where all confidences are equal, every error is the gap itself; the debiased one less the noise of n samples."""
+    value = TOP_LABEL_ERRORS[name](f, a)
+    assert type(value) is float and 0 <= value <= 1
+    if error is not None:
+        if name == "debiased_ece":
+            rate = np.mean(a)
+            error = np.sqrt(max(error**2 - rate * (1 - rate) / (len(a) - 1), 0.0)) if len(a) > 1 else 0.0
+        assert value == pytest.approx(error, abs=1e-9)
+
+
+@everything_of_the_top_label
+@pytest.mark.parametrize(
+    "f, a, message",
+    [
+        ([], [], "confidence is empty"),
+        ([[0.5, 0.5]], [1], r"confidence must have shape \(N,\)"),
+        ([0.5, 0.6], [1], "both must be"),
+        ([0.5, 1.1], [1, 0], r"confidence 1\.1 in row 1 is outside"),
+        ([0.5, np.nan], [1, 0], "confidence nan in row 1"),
+        ([0.5, -0.1], [1, 0], r"confidence -0\.1 in row 1"),
+        ([0.5, 0.6], [1, 2], "found 2 in row 1"),
+        ([0.5, 0.6], [1, 0.5], r"found 0\.5 in row 1"),
+    ],
+)
+def test_wrong_arrays_are_refused_by_every_metric(metric, f, a, message):
+    with pytest.raises(ValueError, match=message):
+        metric(f, a)
+
+
+@everything_of_the_top_label
+def test_every_kind_of_array_gives_the_same_value_and_is_left_alone(metric):
+    rng = np.random.default_rng(0)
+    f = np.round(rng.random(200), 3)
+    a = (rng.random(200) < f).astype(int)
+    value = metric(f, a)
+    kept = f.copy()
+    f.setflags(write=False)
+    index = rng.permutation(200)
+    for other_f, other_a in (
+        (torch.tensor(kept, requires_grad=True), torch.tensor(a)),
+        (pd.Series(f, index=index), pd.Series(a, index=index)),
+        (f.tolist(), (a == 1).tolist()),
+        (f.astype(">f8"), a[:, None]),
+        (np.repeat(f, 2)[::2], a.astype(float)),
+    ):
+        assert metric(other_f, other_a) == value
+    assert np.array_equal(f, kept)
+
+
+@everything_of_the_top_label
+def test_the_order_of_samples_changes_no_metric(metric):
+    rng = np.random.default_rng(1)
+    f = np.round(rng.random(300), 2)  # with ties
+    a = rng.random(300) < f
+    order = rng.permutation(300)
+    assert metric(f[order], a[order]) == pytest.approx(metric(f, a), abs=1e-12)
+
+
+@everything_of_the_top_label
+def test_float32_confidences_are_accumulated_in_float64(metric):
+    rng = np.random.default_rng(2)
+    f = rng.random(5000).astype(np.float32)
+    a = rng.random(5000) < f
+    assert metric(f, a) == metric(f.astype(np.float64), a)
+
+
+@every_error
+def test_errors_of_calibrated_predictions_fall_with_the_sample(name):
+    def mean_error(n):
+        rng, errors = np.random.default_rng(3), []
+        for _ in range(5):
+            f = rng.uniform(0.3, 1, n)
+            errors.append(TOP_LABEL_ERRORS[name](f, rng.random(n) < f))
+        return np.mean(errors)
+
+    assert mean_error(20_000) < 0.5 * mean_error(500) < 0.1
+
+
+@every_error
+def test_a_constant_gap_is_measured_by_every_error(name):
+    """Accuracy .2 below confidence everywhere: each error is about .2, and the largest of a bin a little more."""
+    rng = np.random.default_rng(4)
+    f = rng.uniform(0.4, 0.8, 20_000)
+    a = rng.random(20_000) < f - 0.2
+    high = 0.26 if name == "mce" else 0.21
+    assert 0.19 < TOP_LABEL_ERRORS[name](f, a) < high
+
+
+@pytest.mark.parametrize("metric", [kde_ece, smece, sweep_ece], ids=lambda f: f.__name__)
+def test_memory_is_bounded_by_a_small_multiple_of_the_input(metric):
+    """A million samples, 16 MB: at most ten times as much, and 30 MB for the grids."""
+    rng = np.random.default_rng(5)
+    f = rng.random(1_000_000)
+    a = (rng.random(1_000_000) < f).astype(float)
+    metric(f[:10], a[:10])  # imports
+    tracemalloc.start()
+    metric(f, a)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * (f.nbytes + a.nbytes) + 30e6
 
 
 # --- classwise ECE ------------------------------------------------------------------------------------------------
@@ -223,30 +444,69 @@ def test_a_label_of_probability_zero_costs_the_log_of_the_smallest_normal_number
     assert brier_score(p, [1]) == 2
 
 
+def test_the_brier_score_is_exactly_its_two_parts():
+    for seed in range(20):
+        for n, k in ((1, 2), (2, 2), (50, 3), (300, 20)):
+            p, y = predictions(n, k, seed)
+            calibration, refinement = brier_decomposition(p, y)
+            assert calibration + refinement == brier_score(p, y)
+            assert calibration >= 0 and refinement >= 0
+
+
+def test_the_parts_of_the_brier_score_by_hand():
+    # Class 0: .9 -> 1, .6 -> 1, .2 -> 0 stay apart, so nothing is left. Class 1 is its mirror image.
+    calibration, refinement = brier_decomposition([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]], [0, 0, 1])
+    assert refinement == pytest.approx(0, abs=1e-15)
+    assert calibration == pytest.approx(2 * (0.01 + 0.16 + 0.04) / 3, rel=1e-13)
+    # The wrong order: pooled to 1/2 each, and 1/4 is left in each class; before, .49 in each.
+    assert brier_decomposition([[0.7, 0.3], [0.3, 0.7]], [1, 0]) == pytest.approx((0.48, 0.5), rel=1e-13)
+    # Two equal rows are recalibrated together.
+    assert brier_decomposition([[0.8, 0.2]] * 2, [0, 1]) == pytest.approx((0.18, 0.5), rel=1e-13)
+
+
+def test_refinement_does_not_change_where_probabilities_keep_their_order():
+    p, y = predictions(k=2)
+    q = np.stack([p[:, 0] ** 3, 1 - p[:, 0] ** 3], axis=1)
+    assert brier_decomposition(q, y)[1] == pytest.approx(brier_decomposition(p, y)[1], rel=1e-12)
+
+
 # --- everything at once -------------------------------------------------------------------------------------------
 
 
 def test_evaluate_equals_the_single_functions():
     p, y = predictions()
     confidence, correct = p.max(axis=1), p.argmax(axis=1) == y
-    record = evaluate(p, y)
-    assert record == Evaluation(
-        n=300,
-        accuracy=accuracy_score(y, p.argmax(axis=1)),
-        ece=expected_calibration_error(confidence, correct),
-        adaece=expected_calibration_error(confidence, correct, binning="mass"),
-        cwece=classwise_ece(p, y),
-        mce=maximum_calibration_error(confidence, correct),
-        smce=smooth_calibration_error(confidence, correct),
-        nll=negative_log_likelihood(p, y),
-        brier=brier_score(p, y),
-    )
+    standard = {
+        "accuracy": accuracy_score(y, p.argmax(axis=1)),
+        "ece": expected_calibration_error(confidence, correct),
+        "adaece": expected_calibration_error(confidence, correct, binning="mass"),
+        "cwece": classwise_ece(p, y),
+        "mce": expected_calibration_error(confidence, correct, norm="max"),
+        "smce": smooth_calibration_error(confidence, correct),
+        "nll": negative_log_likelihood(p, y),
+        "brier": brier_score(p, y),
+    }
+    more = {
+        "rmsce": expected_calibration_error(confidence, correct, norm="l2"),
+        "debiased_ece": debiased_ece(confidence, correct),
+        "sweep_ece": sweep_ece(confidence, correct),
+        "kde_ece": kde_ece(confidence, correct),
+        "smece": smece(confidence, correct),
+        "brier_calibration": brier_decomposition(p, y)[0],
+        "brier_refinement": brier_decomposition(p, y)[1],
+        "auroc": confidence_auroc(confidence, correct),
+    }
+    assert evaluate(p, y) == Evaluation(300, standard)
+    record = evaluate(p, y, metrics="all")
+    assert record == Evaluation(300, standard | more)
+    assert list(record.values) == list(ALL_METRICS)
+    assert evaluate(p, y) != evaluate(p, y, metrics=METRICS[:-1])
 
 
 def test_a_record_without_resampling_has_exactly_the_metrics():
     record = evaluate(*predictions(20))
     assert list(record.to_dict()) == ["n", *METRICS]
-    assert {f.name for f in fields(record)} == {"n", *METRICS, "intervals", "noise_floor"}
+    assert record.intervals == record.noise_floor == {}
     assert all(type(value) in (int, float) for value in record.to_dict().values())
 
 
@@ -259,6 +519,38 @@ def test_a_record_with_resampling_adds_intervals_and_floors_in_flat_keys():
     assert (flat["ece_low"], flat["ece_high"]) == record.intervals["ece"]
     assert (flat["smce_floor"], flat["smce_floor_q95"]) == record.noise_floor["smce"]
     assert record == evaluate(*predictions(40, k=3), n_resamples=20)  # the seed is an argument
+
+
+def test_a_record_holds_what_was_asked_for_in_that_order_and_each_once():
+    record = evaluate(*predictions(20), metrics=["smece", "brier_refinement", "ece", "smece"], n_resamples=5)
+    assert list(record.to_dict())[:4] == ["n", "smece", "brier_refinement", "ece"]
+    assert set(record.intervals) == set(record.noise_floor) == {"smece", "ece"}
+    assert record.smece == record.values["smece"]
+    for missing in ("brier", "accuracy", "auroc"):
+        with pytest.raises(AttributeError, match=f"{missing} was not computed; pass metrics="):
+            getattr(record, missing)
+    with pytest.raises(AttributeError, match="has no attribute 'eces'"):
+        record.eces  # noqa: B018
+    assert not hasattr(record, "__array__")
+
+
+def test_records_can_be_copied_pickled_and_read():
+    record = evaluate(*predictions(20), n_resamples=5)
+    assert copy.deepcopy(record) == record == pickle.loads(pickle.dumps(record))
+    assert repr(record).startswith("Evaluation(n=20, accuracy=")
+    assert f"ece={record.ece:.4g} [{record.intervals['ece'][0]:.4g}, {record.intervals['ece'][1]:.4g}]" in repr(record)
+
+
+@pytest.mark.parametrize("metrics, said", [(["ece", "ace"], "'ace'"), ("ece", "'ece'"), ([""], "''"), ([1], "1")])
+def test_unknown_metrics_are_refused_with_those_that_are_known(metrics, said):
+    with pytest.raises(ValueError, match=f"{said}; known: accuracy, ece, .*auroc"):
+        evaluate(*predictions(5), metrics=metrics)
+
+
+@pytest.mark.parametrize("labels", [[0], [1]])
+def test_one_sample_gives_finite_metrics(labels):
+    record = evaluate([[0.7, 0.3]], labels, metrics="all").to_dict()
+    assert np.isfinite(list(record.values())).all()
 
 
 def test_the_top_label_of_a_tie_is_the_lowest_class():
@@ -286,9 +578,7 @@ def test_tensors_give_the_same_record_as_arrays(dtype):
     p, y = predictions()
     p = p.astype(dtype)
     assert evaluate(torch.tensor(p, requires_grad=True), torch.tensor(y)) == evaluate(p, y)
-    f, a = p.max(axis=1), p.argmax(axis=1) == y
-    for function in (expected_calibration_error, maximum_calibration_error):
-        assert function(torch.tensor(f), torch.tensor(a)) == function(f, a)
+    assert evaluate(torch.tensor(p), torch.tensor(y), metrics="all") == evaluate(p, y, metrics="all")
 
 
 def test_sums_are_accumulated_in_float64():
@@ -297,7 +587,9 @@ def test_sums_are_accumulated_in_float64():
     assert expected_calibration_error(f, np.zeros(len(f))) == pytest.approx(float(np.float32(0.1)), rel=1e-9)
 
 
-@pytest.mark.parametrize("function", [evaluate, classwise_ece, negative_log_likelihood, brier_score])
+@pytest.mark.parametrize(
+    "function", [evaluate, classwise_ece, negative_log_likelihood, brier_score, brier_decomposition]
+)
 def test_logits_are_refused_where_probabilities_are_expected(function):
     with pytest.raises(ValueError, match=r"row 1 is not a probability vector.*if these are logits"):
         function([[0.5, 0.5], [3.0, -1.0]], [0, 1])

@@ -21,9 +21,9 @@ from scipy.special import expit, log_softmax
 from scipy.stats import beta
 
 from smartlib.data.bundles import Split
-from smartlib.metrics import METRICS, N_BINS, bin_edges, bin_index
+from smartlib.metrics import METRICS, N_BINS, TOP_LABEL_ERRORS, bin_edges, bin_index
+from smartlib.resampling import population_statistic
 from smartlib.toplabel import temperature_at_confidence
-from smartlib.uncertainty import TOP_LABEL_METRICS, top_label_statistic
 
 # Rows on which the true values are computed: equally spaced quantiles of f, so that only the shape of the classes below
 # the top is random.
@@ -96,7 +96,7 @@ class Population:
         order = np.argsort(f)
         f, accuracy = f[order], self.accuracy(f[order])
         rows = np.arange(len(f))
-        truth = {m: top_label_statistic(m, f)(rows, accuracy) for m in TOP_LABEL_METRICS}
+        truth = {m: population_statistic(m, f)(rows, accuracy) for m in METRICS if m in TOP_LABEL_ERRORS}
         truth["accuracy"] = float(accuracy.mean())
         truth["nll"] = float(-(q * log_p).sum(axis=1).mean())
         truth["brier"] = float((1 - 2 * (p * q).sum(axis=1) + (p**2).sum(axis=1)).mean())

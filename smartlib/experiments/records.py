@@ -28,7 +28,8 @@ from smartlib.experiments.outputs import figures_folder
 # A record is checked within this (fractions, nats): below any digit shown, above the rounding of another processor.
 CHECK_TOLERANCE = 2e-4
 # What results depend on, whatever the calibrator.
-CORE_SOURCES = ("arrays.py", "toplabel.py", "softece.py", "smce.py", "_smce_kernel.py", "metrics.py", "uncertainty.py",
+CORE_SOURCES = ("arrays.py", "toplabel.py", "softece.py", "smce.py", "_smce_kernel.py",
+                "binned_errors.py", "kernel_errors.py", "scores.py", "metrics.py", "resampling.py", "uncertainty.py",
                 "calibrators/base.py", "calibrators/lbfgs.py", "calibrators/scaling.py")  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from smartlib.calibrators.confidence_table import ConfidenceTable, log_temperatures
 from smartlib.calibrators.lbfgs import rounded
 from smartlib.calibrators.temperature_network import MIN_TEMPERATURE, temperature_and_backward
-from smartlib.softece import soft_ece_and_gradient
+from smartlib.softece import BANDWIDTH, DELTA, N_BINS, soft_ece_and_gradient
 from smartlib.toplabel import confidence_of
 
 OBJECTIVES = ("charbonnier", "softece", "nll", "brier")
@@ -35,7 +35,14 @@ def table_for(objective: str, z: np.ndarray, scale: float = 1.0) -> ConfidenceTa
 
 
 def objective_of_temperatures(
-    objective: str, confidence: Callable, z: np.ndarray, y: np.ndarray, *, n_bins: int, bandwidth: float, delta: float
+    objective: str,
+    confidence: Callable,
+    z: np.ndarray,
+    y: np.ndarray,
+    *,
+    n_bins: int = N_BINS,
+    bandwidth: float = BANDWIDTH,
+    delta: float = DELTA,
 ) -> Objective:
     """An objective as a function of one temperature per sample.
 

@@ -12,6 +12,7 @@ from smartlib.calibrators.smart import inputs, starting_parameters, training_obj
 from smartlib.calibrators.temperature_objectives import (
     OBJECTIVES,
     best_constant,
+    correct_and_gap,
     objective_of_parameters,
     objective_of_temperatures,
     objective_value,
@@ -65,7 +66,7 @@ def by_torch(name, z, y, t):
 def test_value_and_derivative_equal_those_of_autograd_on_whole_rows(name, k):
     z, y = sharpened(n=300, k=k)
     t = np.random.default_rng(1).uniform(0.15, 8, len(y))
-    value, gradient = objective_of_temperatures(name, table_for(name, z), z, y)(t)
+    value, gradient = objective_of_temperatures(name, table_for(name, z), *correct_and_gap(z, y))(t)
     leaf = torch.tensor(t, requires_grad=True)
     expected = by_torch(name, z, y, leaf)
     expected.backward()
@@ -78,7 +79,7 @@ def test_value_and_derivative_equal_those_of_autograd_on_whole_rows(name, k):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_derivative_is_that_of_the_value(name, data):
     z, y = data
-    objective = objective_of_temperatures(name, table_for(name, z), z, y)
+    objective = objective_of_temperatures(name, table_for(name, z), *correct_and_gap(z, y))
     t = np.random.default_rng(2).uniform(0.2, 8, len(y))
     direction = np.random.default_rng(3).normal(size=len(y))
     step = 1e-6
@@ -101,7 +102,7 @@ def test_masked_classes_are_as_absent_ones_for_every_objective(name, data):
     z, y = data
     t = np.random.default_rng(2).uniform(0.2, 8, len(y))
     at = [
-        objective_of_temperatures(name, table_for(name, logits), logits, y)(t)
+        objective_of_temperatures(name, table_for(name, logits), *correct_and_gap(logits, y))(t)
         for logits in (z, np.concatenate([z, np.full((len(y), 2), -np.inf)], axis=1))
     ]
     assert at[0][0] == pytest.approx(at[1][0], rel=1e-12)
@@ -112,7 +113,9 @@ def test_masked_classes_are_as_absent_ones_for_every_objective(name, data):
 def test_the_gradient_in_the_parameters_follows_the_value_and_vanishes_above_the_ceiling(name, data):
     z, y = data
     x, hidden = hardness(z)[:, None], (4, 3)
-    objective = objective_of_parameters(objective_of_temperatures(name, table_for(name, z), z, y), x, hidden)
+    objective = objective_of_parameters(
+        objective_of_temperatures(name, table_for(name, z), *correct_and_gap(z, y)), x, hidden
+    )
     theta = 0.3 * np.random.default_rng(0).normal(size=network.count_parameters(1, hidden))
     theta[-1] = 2.0
     value, gradient = objective(theta)
@@ -127,7 +130,7 @@ def test_the_gradient_in_the_parameters_follows_the_value_and_vanishes_above_the
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_best_constant_beats_its_neighbours(name, data):
     z, y = data
-    t = best_constant(objective_of_temperatures(name, table_for(name, z), z, y), len(y))
+    t = best_constant(objective_of_temperatures(name, table_for(name, z), *correct_and_gap(z, y)), len(y))
     values = [objective_value(name, z, y, np.full(len(y), t * factor)) for factor in (0.86, 1, 1.16)]
     assert np.argmin(values) == 1
     assert t == pytest.approx(2.5, rel=0.3)

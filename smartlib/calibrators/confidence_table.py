@@ -5,6 +5,8 @@ An objective that sees logits only through confidences then costs O(N) per step,
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from smartlib.arrays import row_chunks
@@ -36,6 +38,12 @@ class ConfidenceTable:
                 total = weight.sum(axis=1)
                 self.value[rows, j] = np.log(total)
                 self.slope[rows, j] = (weight * scaled).sum(axis=1) / total
+
+    def of(self, rows: np.ndarray) -> ConfidenceTable:
+        """The table of some of the samples; ``rows`` is a mask (N,) or their indices."""
+        part = copy.copy(self)
+        part.value, part.slope = self.value[rows], self.slope[rows]
+        return part
 
     def __call__(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Confidence and d confidence / dT, each (N,), at one temperature per sample."""

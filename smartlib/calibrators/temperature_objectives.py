@@ -34,11 +34,16 @@ def table_for(objective: str, z: np.ndarray, scale: float = 1.0) -> ConfidenceTa
     return ConfidenceTable(z, scale * low, scale * MAX_TEMPERATURE)
 
 
+def correct_and_gap(z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each prediction is right, as 0 and 1, and the gap of the label's logit to the largest, (N,) each."""
+    return (z.argmax(axis=1) == y).astype(np.float64), z.max(axis=1).astype(np.float64) - z[np.arange(len(y)), y]
+
+
 def objective_of_temperatures(
     objective: str,
     confidence: Callable,
-    z: np.ndarray,
-    y: np.ndarray,
+    correct: np.ndarray,
+    gap: np.ndarray,
     *,
     n_bins: int = N_BINS,
     bandwidth: float = BANDWIDTH,
@@ -50,15 +55,13 @@ def objective_of_temperatures(
         objective: "charbonnier": Charbonnier-SoftECE; "softece": the same with delta = 0; "nll": mean negative
             log-likelihood, nats; "brier": mean squared distance of the probabilities to the label's unit vector.
         confidence: (N,) temperatures to confidences and their derivatives, (N,) each; a `ConfidenceTable`.
-        z: (N, K) checked logits. y: (N,) labels.
+        correct, gap: (N,) each, see :func:`correct_and_gap`.
         n_bins, bandwidth, delta: of the Charbonnier-SoftECE.
 
     Source: paper (the first); standard (the others).
     """
     if objective in ("charbonnier", "softece"):
-        correct = (z.argmax(axis=1) == y).astype(np.float64)
         return _soft_ece(confidence, correct, n_bins, bandwidth, delta if objective == "charbonnier" else 0.0)
-    gap = z.max(axis=1).astype(np.float64) - z[np.arange(len(y)), y]
     return {"nll": _nll, "brier": _brier}[objective](confidence, gap)
 
 
@@ -68,7 +71,7 @@ def objective_value(objective: str, z: np.ndarray, y: np.ndarray, t: np.ndarray,
     def exact(t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return confidence_of(z, t), np.zeros(len(t))  # the derivative is not asked for
 
-    return objective_of_temperatures(objective, exact, z, y, **settings)(t)[0]
+    return objective_of_temperatures(objective, exact, *correct_and_gap(z, y), **settings)(t)[0]
 
 
 def _soft_ece(confidence: Callable, correct: np.ndarray, n_bins: int, bandwidth: float, delta: float) -> Objective:

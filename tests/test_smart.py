@@ -21,7 +21,9 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 import smartlib
 from smartlib import SMART, TemperatureScaling, arrays, load_calibrator
 from smartlib.calibrators import CalibrationWarning
-from smartlib.calibrators.smart import MIN_TEMPERATURE, ConfidenceTable
+from smartlib.calibrators import temperature_network as network
+from smartlib.calibrators.confidence_table import ConfidenceTable
+from smartlib.calibrators.temperature_network import MIN_TEMPERATURE
 from smartlib.softece import soft_ece
 from smartlib.toplabel import confidence, confidence_of, margin
 
@@ -307,7 +309,7 @@ def table_of_100_classes():
     logits = np.concatenate([s * rng.normal(size=(40, 100)) for s in (0.05, 1, 4, 30)])
     logits[0, 1:] = -np.inf
     logits[1] = 0.0
-    return logits, ConfidenceTable(logits, max_temperature=100.0)
+    return logits, ConfidenceTable(logits, MIN_TEMPERATURE, 100.0)
 
 
 def test_the_table_is_right_to_a_ten_thousandth_between_its_nodes(table_of_100_classes):
@@ -342,19 +344,23 @@ def test_the_table_holds_its_last_value_beyond_its_end_with_slope_zero(table_of_
     assert (slope == 0).all()
 
 
-def test_the_gradient_of_the_map_equals_that_of_autograd():
-    from smartlib.calibrators.smart import _temperature, temperature_and_backward
-
+@pytest.mark.parametrize("n_inputs, hidden", [(1, (16,)), (1, (16, 16)), (10, (5, 5)), (2, (3, 7)), (3, (4, 1))])
+def test_the_gradient_of_the_network_equals_that_of_autograd(n_inputs, hidden):
     rng = np.random.default_rng(0)
-    theta, x, weight = rng.normal(size=49), rng.normal(size=30), rng.normal(size=30)
-    t, backward = temperature_and_backward(theta, x)
+    theta = rng.normal(size=network.count_parameters(n_inputs, hidden))
+    x, weight = rng.normal(size=(30, n_inputs)), rng.normal(size=30)
+    t, backward = network.temperature_and_backward(theta, x, hidden)
     parameters = torch.tensor(theta, requires_grad=True)
-    w, b, v = parameters[:-1].reshape(3, 16)
-    by_torch = torch.nn.functional.softplus(torch.relu(torch.tensor(x)[:, None] * w + b) @ v + parameters[-1]) + 0.1
+    h, at = torch.tensor(x), 0
+    for before, after in zip((n_inputs, *hidden[:-1]), hidden, strict=True):
+        middle, end = at + before * after, at + (before + 1) * after
+        h, at = torch.relu(h @ parameters[at:middle].reshape(before, after) + parameters[middle:end]), end
+    u = h @ parameters[at:-1] + parameters[-1]
+    by_torch = torch.logaddexp(u, torch.zeros_like(u)) + 0.1  # softplus of torch is rounded above 20
     (by_torch * torch.tensor(weight)).sum().backward()
     np.testing.assert_allclose(t, by_torch.detach().numpy(), rtol=1e-12)
-    np.testing.assert_allclose(_temperature(theta, x), t, rtol=1e-14)
-    np.testing.assert_allclose(backward(weight), parameters.grad.numpy(), rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(network.temperature(theta, x, hidden), t, rtol=1e-14)
+    np.testing.assert_allclose(backward(weight), parameters.grad.numpy(), rtol=1e-9, atol=1e-12)
 
 
 def test_chunks_do_not_change_a_fit(data, monkeypatch):
@@ -504,7 +510,7 @@ def test_a_saved_calibrator_is_plain_json_that_names_its_method(calibrator, tmp_
     content = json.loads((tmp_path / "calibrator.json").read_text())
     assert content["calibrator"] == calibrator.registry_name
     assert content["smartlib"] == smartlib.__version__
-    assert content["settings"] == calibrator.get_params()
+    assert content["settings"] == json.loads(json.dumps(calibrator.get_params(), default=float))
 
 
 def damaged(content, change):

@@ -16,19 +16,14 @@ from sklearn.exceptions import ConvergenceWarning
 
 from smartlib.arrays import as_labels, as_logits, to_numpy
 from smartlib.calibrators.base import scaled_softmax
-from smartlib.calibrators.smart import (
-    MAX_TEMPERATURE,
-    MIN_TEMPERATURE,
-    SMART,
-    ConfidenceTable,
-    temperature_and_backward,
-)
+from smartlib.calibrators.smart import SMART, inputs, starting_parameters, training_objective
+from smartlib.calibrators.temperature_network import store_parameters, stored_parameters, temperature_and_backward
 from smartlib.metrics import N_BINS as N_HARD_BINS
 from smartlib.metrics import bin_edges, bin_index, negative_log_likelihood
 from smartlib.mismatch import accuracy_and_label_gap, confidence_and_error_gap
 from smartlib.smce import smce_of
 from smartlib.softece import BANDWIDTH, DELTA, N_BINS, soft_ece, soft_ece_and_gradient, soft_weights
-from smartlib.toplabel import confidence_of, margin_of
+from smartlib.toplabel import confidence_of
 
 MEASURES = ("nll", "ece", "soft_ece", "smce")
 
@@ -168,14 +163,14 @@ def mismatch_stretch(curves: pd.DataFrame, measure: str = "soft_ece") -> Stretch
 
 
 def smart_gradients(smart: SMART, logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Gradients of the NLL and of Charbonnier-SoftECE with respect to the 49 parameters of a fitted SMART.
+    """Gradients of the NLL and of Charbonnier-SoftECE with respect to the parameters of a fitted SMART.
 
     Args:
         smart: a fitted `SMART`.
         logits: (N, K). labels: (N,) class indices.
 
     Returns:
-        ``(gradient of the NLL, gradient of H)``, (49,) each.
+        ``(gradient of the NLL, gradient of H)``, (P,) each, in the order of `temperature_network`.
 
     Raises:
         ValueError: bad arrays, or a label whose logit is -inf.
@@ -188,9 +183,8 @@ def smart_gradients(smart: SMART, logits: Any, labels: Any) -> tuple[np.ndarray,
 
 def _gradients(smart: SMART, z: np.ndarray, y: np.ndarray, resamples: Iterable[np.ndarray]) -> Iterator[tuple]:
     """:func:`smart_gradients` of the samples ``rows``, for each ``rows`` in ``resamples``."""
-    theta = np.concatenate([smart.hidden_weight_, smart.hidden_bias_, smart.output_weight_, [smart.output_bias_]])
-    x = (np.clip(margin_of(z), *smart.margin_range_) - smart.margin_mean_) / smart.margin_std_
-    t, backward = temperature_and_backward(theta, x)
+    theta, hidden = stored_parameters(smart)
+    t, backward = temperature_and_backward(theta, inputs(smart, z), hidden)
     correct, label_gap = accuracy_and_label_gap(z, y)
     f, error_gap = confidence_and_error_gap(z, t)
     mean_gap = (1 - f) * error_gap
@@ -212,8 +206,7 @@ def starting_map(smart: SMART, logits: Any, labels: Any) -> SMART:
     """The constant map from which the L-BFGS fit of SMART starts, as a fitted SMART.
 
     Args:
-        smart: a SMART that was fitted to these data with ``max_iter=1``. Its hidden layer is still the one of the
-            start, because both of its gradients vanish where the output weights are 0.
+        smart: a SMART that was fitted to these data.
         logits: (N, K). labels: (N,) class indices.
 
     Returns:
@@ -222,16 +215,9 @@ def starting_map(smart: SMART, logits: Any, labels: Any) -> SMART:
     Source: ours.
     """
     z, y = as_logits(logits), as_labels(labels, *np.shape(logits))
-    correct = (z.argmax(axis=1) == y).astype(np.float64)
-
-    def objective(t: float) -> float:
-        return soft_ece_and_gradient(confidence_of(z, t), correct, smart.n_bins, smart.bandwidth, smart.delta)[0]
-
-    nodes = np.exp(ConfidenceTable(z[:1], MAX_TEMPERATURE).nodes[1:])
-    u = min(nodes, key=objective) - MIN_TEMPERATURE
     start = copy.deepcopy(smart)
-    start.output_weight_ = np.zeros_like(start.output_weight_)
-    start.output_bias_ = float(u + np.log(-np.expm1(-u)))
+    theta = starting_parameters(smart, training_objective(smart, z, y), inputs(smart, z))
+    store_parameters(start, theta, 1, stored_parameters(smart)[1])
     return start
 
 

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 from scipy.special import softmax
 
+from smartlib.arrays import to_numpy
 from smartlib.calibrators import CalibrationWarning, create, names
 
 VARIANTS = {name: partial(create, name) for name in names()} | {
@@ -18,17 +19,17 @@ VARIANTS = {name: partial(create, name) for name in names()} | {
     "smart-confidence": partial(create, "smart", signal="confidence"),
     "smart-entropy": partial(create, "smart", signal="entropy"),
     "smart-energy": partial(create, "smart", signal="energy"),
-    "smart-soft-margin": partial(create, "smart", signal="soft_margin"),
+    "smart-soft-tail-margin": partial(create, "smart", signal="soft_tail_margin"),
     "hb-mass": partial(create, "hb", binning="mass"),
-    "dirichlet-odir": partial(create, "dirichlet", regularisation="odir"),
+    "dirichlet-l2": partial(create, "dirichlet", regularisation="l2"),
     "procal-isotonic": partial(create, "procal", method="isotonic"),
 }
 
 
 def features_of(logits):
-    """Features whose head is the identity: the logits themselves, large negative where a class is impossible."""
-    z = np.asarray(logits, dtype=np.float64)
-    return np.where(np.isneginf(z), -1e6, z)
+    """Features whose head is the identity: the logits themselves, 0 where a class is impossible."""
+    z = to_numpy(logits).astype(np.float64)
+    return np.where(np.isneginf(z), 0.0, z)
 
 
 def needed(calibrator, logits):

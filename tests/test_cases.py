@@ -25,7 +25,7 @@ import smartlib
 from smartlib import SMART, TemperatureScaling, arrays, evaluate, expected_calibration_error, soft_ece
 from smartlib.calibrators import CalibrationWarning, create
 from smartlib.calibrators.base import TemperatureCalibrator
-from smartlib.metrics import classwise_ece, maximum_calibration_error, reliability_bins
+from smartlib.metrics import classwise_ece, debiased_ece, reliability_bins
 from smartlib.toplabel import confidence, margin, predicted_class
 
 INF = np.inf
@@ -297,15 +297,15 @@ def test_every_sample_is_counted_once_however_few_or_equal_they_are(f, binning):
     assert bins.count.sum() == len(f)
     np.testing.assert_allclose(np.nansum(bins.count * bins.confidence), np.sum(f))
     np.testing.assert_allclose(np.nansum(bins.count * bins.accuracy), a.sum())
-    for metric in (expected_calibration_error, maximum_calibration_error):
-        assert 0 <= metric(f, a, 15, binning) <= 1
+    for norm in ("l1", "l2", "max"):
+        assert 0 <= expected_calibration_error(f, a, 15, binning, norm=norm) <= 1
     assert np.isfinite(soft_ece(f, a))
 
 
 @pytest.mark.parametrize("n_bins", rows(9, zero=0, negative=-1, fraction=2.5, whole_float=15.0, none=None, text="15"))
 def test_a_number_of_bins_that_is_no_positive_whole_number_is_refused(n_bins):
     words = re.escape(f"n_bins must be a whole number of at least 1, got {n_bins!r}")
-    for function in (reliability_bins, expected_calibration_error, maximum_calibration_error, soft_ece):
+    for function in (reliability_bins, expected_calibration_error, debiased_ece, soft_ece):
         with pytest.raises(ValueError, match=words):
             function([0.5, 0.7], [1, 0], n_bins)
     with pytest.raises(ValueError, match=words):

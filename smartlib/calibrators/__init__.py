@@ -11,12 +11,44 @@ from __future__ import annotations
 from typing import Any
 
 from smartlib.calibrators.base import CalibrationWarning, Calibrator, load_calibrator
+from smartlib.calibrators.binning import BBQ, HistogramBinning, IsotonicCalibration
+from smartlib.calibrators.classwise import ClassWiseTemperatureScaling
+from smartlib.calibrators.clipping import FeatureClipping
+from smartlib.calibrators.ensemble import EnsembleTemperatureScaling
+from smartlib.calibrators.groups import GroupCalibration
+from smartlib.calibrators.linear import DirichletCalibration, VectorScaling
+from smartlib.calibrators.parameterised import ParameterisedTemperatureScaling
+from smartlib.calibrators.procal import ProCal
 from smartlib.calibrators.scaling import TemperatureScaling
 from smartlib.calibrators.smart import SMART
+from smartlib.calibrators.spline import SplineCalibration
 
-__all__ = ["SMART", "CalibrationWarning", "Calibrator", "TemperatureScaling", "create", "load_calibrator", "names"]
+_CLASSES = (
+    TemperatureScaling,
+    VectorScaling,
+    EnsembleTemperatureScaling,
+    ParameterisedTemperatureScaling,
+    ClassWiseTemperatureScaling,
+    SplineCalibration,
+    HistogramBinning,
+    IsotonicCalibration,
+    BBQ,
+    DirichletCalibration,
+    GroupCalibration,
+    ProCal,
+    FeatureClipping,
+    SMART,
+)
+_REGISTRY = {cls.registry_name: cls for cls in _CLASSES}
 
-_REGISTRY = {cls.registry_name: cls for cls in (TemperatureScaling, SMART)}
+__all__ = [
+    *(cls.__name__ for cls in _CLASSES),
+    "CalibrationWarning",
+    "Calibrator",
+    "create",
+    "load_calibrator",
+    "names",
+]
 
 
 def names() -> tuple[str, ...]:

@@ -251,7 +251,7 @@ def scaled_softmax(z: np.ndarray, t: np.ndarray | float, dtype: type = np.float6
         np.exp(p, out=p)
         p /= p.sum(axis=1, keepdims=True)
         result[rows] = p
-        _keep_predictions(result[rows], z[rows].argmax(axis=1))
+        keep_predictions(result[rows], z[rows].argmax(axis=1))
     return result
 
 
@@ -300,7 +300,7 @@ def with_confidence(z: np.ndarray, confidence: np.ndarray, dtype: type = np.floa
         np.subtract(share, second, out=share, where=np.isfinite(second))
         np.exp(share, out=share)
         share /= np.maximum(share.sum(axis=1, keepdims=True), 1.0)
-        c = np.where(n_others > 0, np.maximum(confidence[rows], 1 / (1 + n_others)), 1.0)
+        c = np.maximum(confidence[rows], 1 / (1 + n_others))
         largest, equal = share.max(axis=1), 1 / np.maximum(n_others, 1)
         over = np.flatnonzero((1 - c) * largest > c)
         if over.size:
@@ -311,12 +311,12 @@ def with_confidence(z: np.ndarray, confidence: np.ndarray, dtype: type = np.floa
         share *= (1 - c)[:, None]
         share[top] = c
         result[rows] = share
-        _keep_predictions(result[rows], first)
+        keep_predictions(result[rows], first)
     return result
 
 
-def _keep_predictions(probs: np.ndarray, predicted: np.ndarray) -> None:
-    """Raise the predicted entry by a last digit where rounding made another one as large."""
+def keep_predictions(probs: np.ndarray, predicted: np.ndarray) -> None:
+    """Raise the predicted entry of each row by a last digit where rounding made another one as large; in place."""
     tied = np.flatnonzero(probs.argmax(axis=1) != predicted)
     if tied.size:
         index = tied, predicted[tied]

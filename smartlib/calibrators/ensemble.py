@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from smartlib.arrays import row_chunks
-from smartlib.calibrators.base import Calibrator, _keep_predictions, scaled_softmax, warn
+from smartlib.calibrators.base import Calibrator, keep_predictions, scaled_softmax, warn
 from smartlib.calibrators.scaling import TemperatureScaling
 
 
@@ -66,7 +66,7 @@ class EnsembleTemperatureScaling(Calibrator):
         result = np.empty(z.shape, dtype=dtype)
         for rows in row_chunks(len(z), 4 * z.shape[1]):  # three parts and a temporary at once
             result[rows] = np.tensordot(self.weights_, _parts(z[rows], self.temperature_), axes=1)
-            _keep_predictions(result[rows], z[rows].argmax(axis=1))
+            keep_predictions(result[rows], z[rows].argmax(axis=1))
         return result
 
 

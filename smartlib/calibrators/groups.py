@@ -18,10 +18,10 @@ from scipy.special import log_softmax, softmax
 from sklearn.exceptions import ConvergenceWarning
 
 from smartlib.arrays import row_chunks
-from smartlib.calibrators.base import Calibrator, _keep_predictions, warn
+from smartlib.calibrators.base import Calibrator, keep_predictions, warn
 from smartlib.calibrators.lbfgs import minimise_lbfgs
 from smartlib.calibrators.scaling import TemperatureScaling
-from smartlib.calibrators.smart import ConfidenceTable
+from smartlib.calibrators.confidence_table import ConfidenceTable
 
 # The logarithm of a group's temperature stays within this of that of temperature scaling: a factor of ten.
 LOG_RANGE = 2.3
@@ -203,7 +203,7 @@ class GroupCalibration(Calibrator):
             log_p /= len(self.group_weight_)
             log_p[np.isneginf(below)] = -np.inf
             result[rows] = softmax(log_p, axis=1)
-            _keep_predictions(result[rows], z[rows].argmax(axis=1))
+            keep_predictions(result[rows], z[rows].argmax(axis=1))
         return result
 
 

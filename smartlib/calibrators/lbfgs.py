@@ -71,13 +71,14 @@ def minimise_lbfgs(
             step = line_search(
                 lambda p: evaluate(p)[0], lambda p: evaluate(p)[1], x, direction, gradient, value, before
             )[0]
-        if step is None:
+        # A search that used up its doublings returns its last point as it is.
+        new = None if step is None else rounded(x + step * direction)
+        if new is None or evaluate(new)[0] > value:
             if not pairs:
                 return x, values, True
             pairs.clear()  # once more, along the gradient
             before = None
             continue
-        new = rounded(x + step * direction)
         new_value, new_gradient = evaluate(new)
         if (new - x) @ (new_gradient - gradient) > 0:
             pairs.append((new - x, new_gradient - gradient))

@@ -367,11 +367,11 @@ def check_label_logits(logits: np.ndarray, labels: np.ndarray) -> None:
         )
 
 
-def as_n_bins(n_bins: Any) -> int:
-    """Check a number of bins: a whole number of at least 1; raises ValueError otherwise."""
-    if isinstance(n_bins, bool | np.bool_) or not isinstance(n_bins, int | np.integer) or n_bins < 1:
-        raise ValueError(f"n_bins must be a whole number of at least 1, got {n_bins!r}")
-    return int(n_bins)
+def as_count(value: Any, name: str) -> int:
+    """Check a setting that is a whole number of at least 1; raises ValueError with its name otherwise."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return int(value)
 
 
 def _check_matrix(array: np.ndarray, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from smartlib.arrays import as_confidence_and_correct, as_labels, as_n_bins, as_probabilities, row_chunks
+from smartlib.arrays import as_confidence_and_correct, as_count, as_labels, as_probabilities, row_chunks
 
 N_BINS = 15
 
@@ -41,7 +41,7 @@ def bin_edges(confidence: np.ndarray, n_bins: int, binning: str) -> np.ndarray:
     Raises:
         ValueError: ``n_bins`` is not a whole number >= 1, or ``binning`` is neither "width" nor "mass".
     """
-    n_bins = as_n_bins(n_bins)
+    n_bins = as_count(n_bins, "n_bins")
     if binning == "width":
         # linspace gives 7/15 = 0.4666...7, which excludes float64(7/15); arange / n_bins divides correctly rounded.
         return np.arange(n_bins + 1) / n_bins
@@ -244,7 +244,7 @@ def classwise_ece(probs: Any, labels: Any, n_bins: int = N_BINS) -> float:
     0.3
     """
     p = as_probabilities(probs)
-    return classwise_ece_of(p, as_labels(labels, *p.shape), as_n_bins(n_bins))
+    return classwise_ece_of(p, as_labels(labels, *p.shape), as_count(n_bins, "n_bins"))
 
 
 def classwise_ece_of(p: np.ndarray, y: np.ndarray, n_bins: int) -> float:

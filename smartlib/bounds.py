@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smartlib.arrays import as_confidence_and_correct, as_n_bins
+from smartlib.arrays import as_confidence_and_correct, as_count
 from smartlib.softece import (
     BANDWIDTH,
     DELTA,
@@ -226,7 +226,7 @@ def unseen_miscalibration(
     True
     """
     n_bins, bandwidth, _ = check_settings(n_bins, bandwidth, 0.0)
-    v = (np.arange(as_n_bins(n_confidences)) + 0.5) / n_confidences
+    v = (np.arange(as_count(n_confidences, "n_confidences")) + 0.5) / n_confidences
     weights = soft_weights(v, n_bins, bandwidth)
     best = (-np.inf, None)
     for teeth in range(min(4, n_bins), n_bins + 1):

@@ -17,6 +17,7 @@ Intervals and the noise floor are in `smartlib.uncertainty`.
 | smece | `smece` | SmoothECE, a kernel as wide as the result |
 | nll, brier | `negative_log_likelihood`, `brier_score` | proper scores |
 | brier_calibration, brier_refinement | `brier_decomposition` | the two parts of the Brier score |
+| | `proximity_informed_ece` | mean gap of bins by confidence and by proximity, which needs features |
 | auroc | `confidence_auroc` | how well confidence tells right from wrong |
 """
 
@@ -43,6 +44,7 @@ from smartlib.binned_errors import (
     sweep_ece,
 )
 from smartlib.kernel_errors import kde_ece, smece
+from smartlib.proximity import proximity_informed_ece
 from smartlib.scores import (
     brier_decomposition,
     brier_losses,
@@ -72,6 +74,7 @@ __all__ = [
     "expected_calibration_error",
     "kde_ece",
     "negative_log_likelihood",
+    "proximity_informed_ece",
     "reliability_bins",
     "smece",
     "smooth_calibration_error",

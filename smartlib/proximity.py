@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from sklearn.neighbors import NearestNeighbors
 
-from smartlib.arrays import as_confidence_and_correct, as_features, like, row_chunks, to_numpy
-from smartlib.metrics import N_BINS, bin_edges, bin_index
+from smartlib.arrays import as_confidence_and_correct, as_count, as_features, like, row_chunks, to_numpy
+from smartlib.binned_errors import N_BINS, bin_edges, bin_index
 
 N_NEIGHBOURS = 10
 # Coarser than what differs between processors and numbers of threads, so that equal proximities stay equal.
@@ -135,10 +135,3 @@ def proximity_edges(proximity: np.ndarray, n_proximity_bins: int) -> np.ndarray:
     """
     n_proximity_bins = as_count(n_proximity_bins, "n_proximity_bins")
     return np.quantile(proximity, np.arange(n_proximity_bins + 1) / n_proximity_bins)
-
-
-def as_count(value: Any, name: str) -> int:
-    """Check a whole number of at least 1; raises ValueError with the setting's name otherwise."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-    return int(value)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from smartlib.arrays import as_confidence_and_correct, as_n_bins, row_chunks
+from smartlib.arrays import as_confidence_and_correct, as_count, row_chunks
 from smartlib.smce import smooth_calibration_error
 
 N_BINS = 15
@@ -201,4 +201,4 @@ def check_settings(n_bins: Any, bandwidth: float, delta: float) -> tuple[int, fl
         raise ValueError(f"bandwidth must be positive and finite, got {bandwidth!r}")
     if not (np.isfinite(delta) and delta >= 0):
         raise ValueError(f"delta must be non-negative and finite, got {delta!r}")
-    return as_n_bins(n_bins), float(bandwidth), float(delta)
+    return as_count(n_bins, "n_bins"), float(bandwidth), float(delta)

@@ -11,9 +11,9 @@ from smartlib import arrays
 from smartlib.arrays import (
     as_confidence,
     as_confidence_and_correct,
+    as_count,
     as_labels,
     as_logits,
-    as_n_bins,
     as_probabilities,
     check_label_logits,
     like,
@@ -398,11 +398,11 @@ def test_bad_correctness_is_refused_with_value_and_row(correct, message):
 @pytest.mark.parametrize("given", [0, -1, 2.5, 3.0, "15", None, True, np.True_])
 def test_a_number_of_bins_that_is_no_positive_whole_number_is_refused(given):
     with pytest.raises(ValueError) as error:
-        as_n_bins(given)
+        as_count(given, "n_bins")
     assert str(error.value) == f"n_bins must be a whole number of at least 1, got {given!r}"
 
 
 @pytest.mark.parametrize("given", [1, 15, np.int32(15), np.uint8(3)])
 def test_numpy_whole_numbers_of_bins_are_accepted(given):
-    assert as_n_bins(given) == given
-    assert type(as_n_bins(given)) is int
+    assert as_count(given, "n_bins") == given
+    assert type(as_count(given, "n_bins")) is int

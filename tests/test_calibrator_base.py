@@ -13,7 +13,7 @@ from scipy.special import softmax
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from smartlib import arrays, calibrators, evaluate, load, load_calibrator
+from smartlib import arrays, evaluate, load, load_calibrator
 from smartlib.calibrators import CalibrationWarning
 from smartlib.calibrators.base import with_confidence
 from smartlib.calibrators.binning import BBQ, HistogramBinning, IsotonicCalibration
@@ -35,12 +35,6 @@ OVER_CONFIDENT, CALIBRATED = Population(slope=0.6), Population()
 @pytest.fixture(params=MAKERS)
 def make(request):
     return MAKERS[request.param]
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    for cls in (HistogramBinning, IsotonicCalibration, BBQ, SplineCalibration):
-        monkeypatch.setitem(calibrators._REGISTRY, cls.registry_name, cls)
 
 
 @pytest.fixture(scope="module")

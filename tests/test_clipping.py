@@ -12,7 +12,7 @@ from sklearn.exceptions import NotFittedError
 from threadpoolctl import threadpool_limits
 
 import smartlib
-from smartlib import arrays, calibrators, evaluate, expected_calibration_error, load_calibrator
+from smartlib import arrays, evaluate, expected_calibration_error, load_calibrator
 from smartlib.calibrators import CalibrationWarning
 from smartlib.calibrators.clipping import FeatureClipping
 
@@ -265,7 +265,6 @@ def test_memory_beyond_the_output_stays_below_half_the_logits(monkeypatch):
 
 
 def test_saved_and_loaded_it_predicts_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setitem(calibrators._REGISTRY, "fc", FeatureClipping)
     logits, labels, features, head = network(temperature=2.0)
     fc, _ = fit(logits, labels, features, head)
     fc.save(tmp_path / "cal.json")

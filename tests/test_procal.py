@@ -14,7 +14,7 @@ from sklearn.isotonic import IsotonicRegression
 from threadpoolctl import threadpool_limits
 
 import smartlib
-from smartlib import arrays, calibrators, evaluate, load_calibrator
+from smartlib import arrays, evaluate, load_calibrator
 from smartlib.calibrators import CalibrationWarning
 from smartlib.calibrators.procal import ProCal, bandwidths, density_ratio, isotonic
 from smartlib.proximity import proximity, proximity_informed_ece
@@ -294,7 +294,6 @@ def test_refitting_forgets_the_first_fit_and_a_clone_is_unfitted(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_saved_and_loaded_it_predicts_the_same_bits(method, tmp_path, monkeypatch):
-    monkeypatch.setitem(calibrators._REGISTRY, "procal", ProCal)
     procal, _ = fit(*calibrated(200), method=method, n_neighbours=7, n_proximity_bins=3)
     new, _, new_features = calibrated(100, seed=1)
     procal.save(tmp_path / "cal.json")

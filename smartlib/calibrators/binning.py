@@ -16,8 +16,8 @@ from scipy.special import gammaln, softmax
 from sklearn.isotonic import IsotonicRegression
 from sklearn.utils.validation import check_is_fitted
 
+from smartlib.binned_errors import N_BINS, bin_edges, bin_index
 from smartlib.calibrators.base import ConfidenceCalibrator, warn
-from smartlib.metrics import N_BINS, bin_edges, bin_index
 
 # BBQ: numbers of bins from N^(1/3) / SPREAD to N^(1/3) * SPREAD, and the pseudo-counts of a model's prior.
 SPREAD = 10.0

@@ -8,9 +8,9 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
 from smartlib.arrays import row_chunks
+from smartlib.binned_errors import N_BINS, bin_index
 from smartlib.calibrators.base import TemperatureCalibrator, warn
 from smartlib.calibrators.scaling import TemperatureScaling
-from smartlib.metrics import N_BINS, bin_index
 
 GRID = np.arange(5, 51) / 10
 # With fewer samples per class than this, CTS has no lower ECE than TS on held-out parts of the public CIFAR validation

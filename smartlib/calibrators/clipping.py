@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from smartlib.arrays import row_chunks
+from smartlib.binned_errors import expected_calibration_error
 from smartlib.calibrators.base import Calibrator, warn
-from smartlib.metrics import expected_calibration_error
 
 # A clip counts only if it keeps more than this share of the accuracy.
 MIN_ACCURACY = 0.99

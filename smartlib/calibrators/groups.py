@@ -19,9 +19,9 @@ from sklearn.exceptions import ConvergenceWarning
 
 from smartlib.arrays import row_chunks
 from smartlib.calibrators.base import Calibrator, keep_predictions, warn
+from smartlib.calibrators.confidence_table import ConfidenceTable
 from smartlib.calibrators.lbfgs import minimise_lbfgs
 from smartlib.calibrators.scaling import TemperatureScaling
-from smartlib.calibrators.confidence_table import ConfidenceTable
 
 # The logarithm of a group's temperature stays within this of that of temperature scaling: a factor of ten.
 LOG_RANGE = 2.3
@@ -227,7 +227,7 @@ def _likelihood(z: np.ndarray, y: np.ndarray, t: float) -> Callable[[float], tup
     for rows in row_chunks(len(z), 4 * z.shape[1]):
         below = _below_top(z[rows]) / t
         own.append(below[np.arange(len(below)), y[rows]])
-        tables.append(ConfidenceTable(below, max_temperature=10.0))  # from 0.1
+        tables.append(ConfidenceTable(below, 0.1, 10.0))
     own = np.concatenate(own)
 
     def likelihood(a: float) -> tuple[np.ndarray, np.ndarray]:

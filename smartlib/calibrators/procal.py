@@ -12,9 +12,10 @@ import numpy as np
 from scipy.special import expit
 from sklearn.isotonic import IsotonicRegression
 
+from smartlib.arrays import as_count
+from smartlib.binned_errors import bin_index
 from smartlib.calibrators.base import Calibrator, warn, with_confidence
-from smartlib.metrics import bin_index
-from smartlib.proximity import N_NEIGHBOURS, as_count, proximity, proximity_edges, unit_rows
+from smartlib.proximity import N_NEIGHBOURS, proximity, proximity_edges, unit_rows
 from smartlib.toplabel import confidence_of
 
 # Fewer samples than this have no spread that a bandwidth could follow.

@@ -32,7 +32,7 @@ N_FEATURES = 64
 SIZES = ((5_000, 10), (10_000, 100), (50_000, 1_000))
 # A million parameters by cross-validation would take hours there.
 LEFT_OUT = {("dirichlet", 1_000)}
-METRICS = ("ece", "ece_kde", "soft_ece", "smce")
+METRICS = ("ece", "kde_ece", "soft_ece", "smce")
 
 
 def synthetic_logits(n: int, k: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple]:
@@ -104,7 +104,7 @@ def _metric(what: str, values: np.ndarray, labels: np.ndarray) -> None:
     if what == "soft_ece":
         soft_ece(confidence, correct)
     else:
-        metrics.TOP_LABEL_METRICS[what](confidence, correct)
+        metrics.TOP_LABEL_ERRORS[what](confidence, correct)
 
 
 @contextmanager

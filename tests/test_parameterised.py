@@ -275,7 +275,7 @@ def test_inputs_outside_their_range_are_taken_at_its_end_and_this_is_reported(fi
     ends, _ = recorded(lambda: fitted.temperatures(np.pad(top * fitted.scale_, ((0, 0), (0, 2)), constant_values=-INF)))
     np.testing.assert_allclose(t, ends, rtol=1e-12)
     assert [category for category, _ in caught] == [CalibrationWarning]
-    assert "of the inputs lie outside their fitted ranges" in caught[0][1]
+    assert "of the inputs lie outside the fitted ranges" in caught[0][1]
     assert recorded(lambda: fitted.temperatures(data[0]))[1] == []
 
 

@@ -26,23 +26,28 @@ class ConfidenceTable:
     """
 
     def __init__(self, z: np.ndarray, low: float, high: float):
+        self.rows = np.arange(len(z))
         self.nodes = log_temperatures(low, high)
         self.value = np.empty((len(z), len(self.nodes)))
         self.slope = np.empty_like(self.value)
         for rows in row_chunks(*z.shape):
-            gaps = z[rows].max(axis=1, keepdims=True).astype(np.float64) - z[rows]
+            self._tabulate(z[rows], self.value[rows], self.slope[rows])
+
+    def _tabulate(self, z: np.ndarray, value: np.ndarray, slope: np.ndarray) -> None:
+        gaps = z.max(axis=1, keepdims=True).astype(np.float64) - z
+        scaled, weight = np.empty_like(gaps), np.empty_like(gaps)
+        for j, node in enumerate(self.nodes):
             # exp(-700) is the last normal number; without the clip, denormals slow the loop several times.
-            for j, node in enumerate(self.nodes):
-                scaled = np.minimum(gaps * np.exp(-node), 700.0)
-                weight = np.exp(-scaled)
-                total = weight.sum(axis=1)
-                self.value[rows, j] = np.log(total)
-                self.slope[rows, j] = (weight * scaled).sum(axis=1) / total
+            np.minimum(np.multiply(gaps, np.exp(-node), out=scaled), 700.0, out=scaled)
+            np.exp(np.negative(scaled, out=weight), out=weight)
+            total = weight.sum(axis=1)
+            value[:, j] = np.log(total)
+            slope[:, j] = np.multiply(weight, scaled, out=scaled).sum(axis=1) / total
 
     def of(self, rows: np.ndarray) -> ConfidenceTable:
-        """The table of some of the samples; ``rows`` is a mask (N,) or their indices."""
+        """The same table for some of the samples, by their indices; nothing is copied."""
         part = copy.copy(self)
-        part.value, part.slope = self.value[rows], self.slope[rows]
+        part.rows = self.rows[rows]
         return part
 
     def __call__(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -51,9 +56,8 @@ class ConfidenceTable:
         step = self.nodes[1] - self.nodes[0]
         j = np.clip(((u - self.nodes[0]) / step).astype(int), 0, len(self.nodes) - 2)
         s = np.clip((u - self.nodes[j]) / step, 0.0, 1.0)
-        row = np.arange(len(t))
-        y0, y1 = self.value[row, j], self.value[row, j + 1]
-        d0, d1 = self.slope[row, j] * step, self.slope[row, j + 1] * step
+        y0, y1 = self.value[self.rows, j], self.value[self.rows, j + 1]
+        d0, d1 = self.slope[self.rows, j] * step, self.slope[self.rows, j + 1] * step
         # y0 + s d0 + s^2 (3 (y1 - y0) - 2 d0 - d1) + s^3 (2 (y0 - y1) + d0 + d1)
         square, cube = 3 * (y1 - y0) - 2 * d0 - d1, 2 * (y0 - y1) + d0 + d1
         confidence = np.exp(-(y0 + s * (d0 + s * (square + s * cube))))

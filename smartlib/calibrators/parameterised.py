@@ -153,7 +153,7 @@ class ParameterisedTemperatureScaling(TemperatureCalibrator):
         outside = float(np.mean(beyond & np.isfinite(inputs)))
         if outside > 0.01:
             warn(
-                f"ParameterisedTemperatureScaling: {outside:.1%} of the inputs lie outside their fitted ranges and are "
+                f"ParameterisedTemperatureScaling: {outside:.1%} of the inputs lie outside the fitted ranges and are "
                 "taken at the nearest end. Fit on data like those to be calibrated."
             )
         return self._at(self._standardised(inputs))

@@ -34,8 +34,9 @@ def features_of(logits):
 
 def needed(calibrator, logits):
     """The further arguments of ``fit`` that the calibrator needs."""
-    given = {"features": features_of(logits), "head": (np.eye(np.shape(logits)[1]), np.zeros(np.shape(logits)[1]))}
-    return {name: given[name] for name in calibrator.needs}
+    k = np.shape(logits)[1]
+    given = {"features": lambda: features_of(logits), "head": lambda: (np.eye(k), np.zeros(k))}
+    return {name: given[name]() for name in calibrator.needs}
 
 
 def fit(make, logits, labels, **options):
@@ -50,7 +51,7 @@ def fit(make, logits, labels, **options):
 
 def predict(calibrator, logits, **options):
     plain = options.pop("logits_for_features", logits)
-    features = {name: value for name, value in needed(calibrator, plain).items() if name == "features"}
+    features = {"features": features_of(plain)} if "features" in calibrator.needs else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)  # margins outside the fitted range
         return calibrator.predict_proba(logits, **features, **options)

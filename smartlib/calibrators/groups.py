@@ -209,7 +209,7 @@ class GroupCalibration(Calibrator):
 
 def _below_top(z: np.ndarray) -> np.ndarray:
     """z - max z of each row, float64."""
-    below = z.astype(np.float64)
+    below = z.astype(np.float64, order="C")  # the last digits of products depend on the layout
     below -= below.max(axis=1, keepdims=True)
     return below
 

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
-from smartlib.arrays import row_chunks
+from smartlib.arrays import as_count, row_chunks
 from smartlib.calibrators import temperature_network as network
 from smartlib.calibrators.base import TemperatureCalibrator, warn
 from smartlib.calibrators.lbfgs import minimise_lbfgs, rounded
@@ -99,9 +99,7 @@ class ParameterisedTemperatureScaling(TemperatureCalibrator):
 
     def _fit(self, z: np.ndarray, y: np.ndarray, *, features: Any, head: Any) -> None:
         for name in ("n_starts", "max_iter"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            as_count(getattr(self, name), name)
         ts = TemperatureScaling()
         ts._fit(z, y, features=None, head=None)
         self.scale_ = float(rounded(ts.temperature_))  # its last digits must not decide the path of the solver

@@ -13,7 +13,7 @@ from smartlib.bounds import certificate_grid
 from smartlib.calibrators import SMART, CalibrationWarning
 from smartlib.calibrators.base import scaled_softmax
 from smartlib.data import load
-from smartlib.experiments.records import CORE_SOURCES, Task, run_tasks, task_key
+from smartlib.experiments.records import Task, run_tasks, sources_of, task_key
 from smartlib.metrics import expected_calibration_error, top_label
 
 N_BINS = (5, 10, 15, 30, 60)
@@ -39,7 +39,7 @@ def certificate_table(bundles: Sequence[str], profile: str) -> pd.DataFrame:
     for name in bundles:
         bundle = load(name)
         arrays = [array for split in (bundle.val, bundle.test) for array in (split.logits, split.labels)]
-        sources = [*CORE_SOURCES, "calibrators/smart.py", "bounds.py", "experiments/certificates.py"]
+        sources = [*sources_of("metrics", "calibrators.smart", "bounds"), "experiments/certificates.py"]
         for n_bins in N_BINS:
             for bandwidth in BANDWIDTHS:
                 for delta in DELTAS:

@@ -14,7 +14,7 @@ from joblib import Parallel, delayed
 from scipy.special import softmax
 
 from smartlib.data.synthetic import Population
-from smartlib.experiments.records import CORE_SOURCES, Task, run_tasks, task_key
+from smartlib.experiments.records import Task, run_tasks, sources_of, task_key
 from smartlib.metrics import METRICS, evaluate
 
 POPULATIONS = {
@@ -47,7 +47,7 @@ def coverage_table() -> pd.DataFrame:
             settings = [astuple(population), SAMPLE_SIZE, start, BLOCK, N_RESAMPLES]
             tasks.append(
                 Task(
-                    task_key([], [*CORE_SOURCES, "data/synthetic.py", "experiments/coverage.py"], settings),
+                    task_key([], [*sources_of("metrics"), "data/synthetic.py", "experiments/coverage.py"], settings),
                     {"population": name, "first_seed": start},
                     partial(_run_block, population, start),
                 )

@@ -5,22 +5,19 @@ Records are kept as `smartlib.experiments.records` says, in ``records/<profile>.
 
 from __future__ import annotations
 
-import ast
 import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-import smartlib
 from smartlib.calibrators import CalibrationWarning, TemperatureScaling, create
 from smartlib.calibrators.base import scaled_softmax
 from smartlib.data import Bundle, load
-from smartlib.experiments.records import CORE_SOURCES, Task, run_tasks, task_key
+from smartlib.experiments.records import Task, run_tasks, sources_of, task_key
 from smartlib.metrics import evaluate
 from smartlib.uncertainty import compare
 
@@ -104,29 +101,18 @@ def run_cell(cell: Cell, bundle: Bundle) -> dict:
 def cell_key(cell: Cell, bundle: Bundle) -> str:
     """The key of a cell's record."""
     arrays = [array for split in (bundle.val, bundle.test) for array in (split.logits, split.labels)]
-    sources = CORE_SOURCES if cell.method == "uncalibrated" else sorted({*CORE_SOURCES, *sources_of(cell.calibrator)})
+    modules = [] if cell.method == "uncalibrated" else [module_of(cell.calibrator)]
     what = [cell.bundle, cell.method, cell.calibrator, cell.settings, cell.n_resamples]
-    return task_key(arrays, sources, what)
+    return task_key(arrays, sources_of("metrics", "calibrators.scaling", *modules), what)
 
 
-def sources_of(calibrator: str) -> set[str]:
-    """The files of the library that a calibrator uses, relative to the package: its own and all that these import.
+def module_of(calibrator: str) -> str:
+    """The module of a calibrator, within the package.
 
-    >>> sorted(sources_of("ts"))
-    ['arrays.py', 'calibrators/base.py', 'calibrators/scaling.py', 'toplabel.py']
+    >>> module_of("smart")
+    'calibrators.smart'
     """
-    package = Path(smartlib.__file__).parent
-    waiting, found = [type(create(calibrator)).__module__], set()
-    while waiting:
-        path = Path(*waiting.pop().split(".")[1:]).with_suffix(".py")
-        # Packages only gather names.
-        if path.as_posix() in found or not (package / path).is_file():
-            continue
-        found.add(path.as_posix())
-        for node in ast.walk(ast.parse((package / path).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("smartlib."):
-                waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return found
+    return type(create(calibrator)).__module__.removeprefix("smartlib.")
 
 
 def _is_checked(column: str) -> bool:

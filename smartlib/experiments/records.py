@@ -9,6 +9,7 @@ compared: nobody has to believe a table. ``SMARTLIB_FORCE=1`` runs all.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import json
@@ -16,6 +17,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +29,6 @@ from smartlib.experiments.outputs import figures_folder
 
 # A record is checked within this (fractions, nats): below any digit shown, above the rounding of another processor.
 CHECK_TOLERANCE = 2e-4
-# What results depend on, whatever the calibrator.
-CORE_SOURCES = ("arrays.py", "toplabel.py", "softece.py", "smce.py", "_smce_kernel.py",
-                "binned_errors.py", "kernel_errors.py", "scores.py", "metrics.py", "resampling.py", "uncertainty.py",
-                "calibrators/base.py", "calibrators/lbfgs.py", "calibrators/scaling.py")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,30 @@ def task_key(arrays: Iterable[np.ndarray], sources: Iterable[str], settings: lis
         digest.update((Path(smartlib.__file__).parent / name).read_bytes())
     digest.update(json.dumps(settings, sort_keys=True).encode())
     return digest.hexdigest()[:16]
+
+
+@cache
+def sources_of(*modules: str) -> tuple[str, ...]:
+    """The files of modules of the library and of all that they import from it, relative to the package.
+
+    A package passes names on and counts for nothing: name the modules themselves.
+
+    >>> sources_of("calibrators.scaling")
+    ('arrays.py', 'calibrators/base.py', 'calibrators/scaling.py', 'toplabel.py')
+    """
+    package = Path(smartlib.__file__).parent
+    waiting, found = list(modules), set()
+    while waiting:
+        name = waiting.pop().replace(".", "/") + ".py"
+        if name in found or not (package / name).is_file():
+            continue
+        found.add(name)
+        for node in ast.walk(ast.parse((package / name).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("smartlib"):
+                home = node.module.removeprefix("smartlib").removeprefix(".")
+                # What is imported may itself be a module.
+                waiting += [home, *(f"{home}.{alias.name}".removeprefix(".") for alias in node.names)]
+    return tuple(sorted(found))
 
 
 def run_tasks(

@@ -23,7 +23,7 @@ from smartlib.metrics import top_label
 # How far the probabilities may move where an iterative solver takes another path to the same minimum.
 TOLERANCE = {"vs": 1e-5, "dirichlet": 2e-4, "dirichlet-l2": 2e-4, "gc": 1e-4, "pts": 1e-4, "smart": 1e-4}
 # To these a constant added to a row of logits matters, as their documentation says.
-ABSOLUTE = ("vs", "smart-max-logit", "smart-energy")
+ABSOLUTE = ("vs", "pts", "smart-max-logit", "smart-energy")
 
 
 def tolerance(name):
@@ -77,7 +77,8 @@ def test_calibrated_data_stay_nearly_as_they_are(name):
     calibrator, _ = fit(VARIANTS[name], logits, labels)
     fresh, labels = sharpened(n=5000, scale=1.0, seed=1)
     before, after = softmax(fresh, axis=1), predict(calibrator, fresh)
-    assert np.abs(after.max(axis=1) - before.max(axis=1)).mean() < 0.03
+    # A fit on 5,000 samples has noise, most where five isotonic regressions share them.
+    assert np.abs(after.max(axis=1) - before.max(axis=1)).mean() < (0.04 if name == "procal-isotonic" else 0.025)
     assert expected_calibration_error(*top_label(after, labels)) < 0.03
 
 

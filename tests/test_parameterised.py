@@ -268,6 +268,17 @@ def test_rows_with_a_single_class_leave_the_inputs_of_the_others_as_they_are(mas
     assert pts.predict_proba(alone[:1]).tolist() == [[1, 0, 0, 0]]
 
 
+def test_the_lowest_number_masks_a_class_as_minus_infinity_does(data):
+    """Divided by a scale < 1 it overflows to -inf, which is no reason for a warning of numpy's."""
+    pts = fit(data[0] / 10, data[1])
+    assert pts.scale_ < 1
+    masked, lowest = data[0] / 10, data[0] / 10
+    masked[:, 4:], lowest[:, 4:] = -INF, np.finfo(np.float64).min
+    found, texts = recorded(lambda: pts.temperatures(lowest))
+    assert all(category is CalibrationWarning for category, _ in texts)  # inputs outside their range
+    np.testing.assert_array_equal(found, recorded(lambda: pts.temperatures(masked))[0])
+
+
 def test_inputs_outside_their_range_are_taken_at_its_end_and_this_is_reported(fitted, data):
     rows = np.concatenate([data[0][:3], 10 * data[0][:3]])
     t, caught = recorded(lambda: fitted.temperatures(rows))

@@ -164,7 +164,8 @@ def _largest(z: np.ndarray, scale: float) -> np.ndarray:
     result = np.empty((len(z), n))
     for rows in row_chunks(*z.shape):
         result[rows] = np.sort(np.partition(z[rows], n_classes - n, axis=1)[:, n_classes - n :], axis=1)[:, ::-1]
-    result /= scale
+    with np.errstate(over="ignore"):  # a mask near the lowest number, at a scale < 1, is -inf
+        result /= scale
     result[result < result[:, :1] - _ABSENT] = -np.inf
     return result
 

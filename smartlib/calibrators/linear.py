@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import logsumexp
 from sklearn.exceptions import ConvergenceWarning
 
-from smartlib.arrays import row_chunks
+from smartlib.arrays import as_count, row_chunks
 from smartlib.calibrators.base import Calibrator, warn
 from smartlib.calibrators.lbfgs import minimise_lbfgs
 from smartlib.calibrators.scaling import TemperatureScaling
@@ -89,8 +89,7 @@ class _LinearMap(Calibrator):
         target: np.ndarray,
     ) -> tuple[np.ndarray, list[float], bool]:
         """``(theta, values, converged)`` from ``start``; data: z, y, log_sum, index; penalty, target: as theta."""
-        if self.max_iter < 1:
-            raise ValueError(f"max_iter must be at least 1, got {self.max_iter!r}")
+        as_count(self.max_iter, "max_iter")
         z, y, log_sum, index = data
         curvature = np.zeros_like(start)
         for _, x, p, _ in self._chunks(start, z, log_sum, index):

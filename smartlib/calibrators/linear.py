@@ -224,7 +224,11 @@ class DirichletCalibration(_LinearMap):
     is chosen by the NLL in 5-fold cross-validation on the validation data, from powers of ten: lambda in 1e-5 .. 1
     (l2) or 1e-5 .. 1e3 (odir), mu in 1e-4, 1e-2, 1; for each mu lambda falls until the NLL exceeds the lowest by 1 %.
     The map is then fitted on all the data. (The authors' grid is finer and reaches further, to 1e6, and they average
-    the probabilities of the five folds' maps; one map can be read, and depends on the folds by the choice alone.)
+    the probabilities of the five folds' maps; one map can be read, and depends on the folds by the choice alone. The
+    folds follow the order of the samples, and so does the choice: on small validation sets another order may end in
+    another penalty.)
+
+    The penalties are sums, as by default in the authors' code; their text divides the two of "odir" by K (K - 1) and K.
 
     log p is floored at log(2.2e-16), as in the authors' code, times T of temperature scaling where T > 1: sooner, the
     floor would cut real differences of an over-confident model. For a class whose logit is -inf the map sees the floor,

@@ -203,6 +203,16 @@ def test_the_order_of_samples_and_classes_does_not_matter(data, fitted):
     )  # fmt: skip
 
 
+def test_samples_that_tie_in_the_ten_largest_logits_may_come_in_any_order():
+    """Rounded logits of twenty classes: hundreds of samples have the same ten largest, and differ in the others."""
+    rng = np.random.default_rng(0)
+    logits = np.round(1.2 * rng.normal(size=(2000, 20)))
+    labels = (0.5 * logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    order = rng.permutation(2000)
+    shuffled = fit(logits[order], labels[order])
+    np.testing.assert_allclose(shuffled.temperatures(logits), fit(logits, labels).temperatures(logits), rtol=1e-5)
+
+
 def test_the_last_digits_of_the_input_and_the_chunks_do_not_matter(data, fitted, monkeypatch):
     np.testing.assert_allclose(
         fit(data[0] * (1 + 3e-15), data[1]).temperatures(data[0]), fitted.temperatures(data[0]), rtol=1e-6

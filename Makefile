@@ -57,7 +57,7 @@ test: lint ## linter, unit tests, doctests
 verify: env ## run everything afresh and compare with the committed numbers
 	$(PYTHON) -m smartlib.experiments.notebooks verify
 
-bench: env ## measure what every calibrator and metric costs (about ten minutes)
+bench: env ## measure what every calibrator and metric costs (about a quarter of an hour)
 	$(PYTHON) -m smartlib.experiments.cost
 
 zoo: env ## train the shipped models again (hours; continues where it stopped)

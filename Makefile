@@ -27,7 +27,7 @@ FIND_PYTHON = for python in python3.13 python3.12 python3.11 python3; do \
     fi; \
     exit 1
 
-.PHONY: help env all test verify zoo lock lint clean find-python
+.PHONY: help env all test verify bench zoo lock lint clean find-python
 
 help: ## list the targets
 	@echo 'Usage: make TARGET [VENV=.venv] [PROFILE=embedded|public|paper] [TORCH_INDEX=address]'
@@ -56,6 +56,9 @@ test: lint ## linter, unit tests, doctests
 
 verify: env ## run everything afresh and compare with the committed numbers
 	$(PYTHON) -m smartlib.experiments.notebooks verify
+
+bench: env ## measure what every calibrator and metric costs (about ten minutes)
+	$(PYTHON) -m smartlib.experiments.cost
 
 zoo: env ## train the shipped models again (hours; continues where it stopped)
 	$(PYTHON) -m smartlib.data.training

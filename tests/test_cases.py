@@ -404,6 +404,23 @@ def test_a_class_at_minus_infinity_counts_as_absent(dtype, make):
     np.testing.assert_allclose(probs[:, :3], predict(without, logits.astype(dtype)), rtol=1e-5, atol=rough)
 
 
+@pytest.mark.parametrize("number", rows(13, finite_mask=-1e9, lowest_float32=-3.4e38, lowest_float64=-1.79e308))
+def test_a_class_masked_by_a_finite_number_stays_impossible_and_leaves_the_fit_finite(number, make):
+    logits, labels = sharpened(k=3)
+    masked = np.concatenate([logits, np.full((300, 1), number)], axis=1)
+    if make().registry_name == "fc":  # its head gives no such logit: a clear error
+        with pytest.raises(ValueError, match="head"):
+            fit(make, masked, labels, logits_for_features=logits @ np.eye(3, 4))
+        return
+    calibrator, _ = fit(make, masked, labels, logits_for_features=logits @ np.eye(3, 4))
+    probs = predict(calibrator, masked, logits_for_features=logits @ np.eye(3, 4))
+    assert np.isfinite(probs).all()
+    # The uniform part of ETS, and the map of Dirichlet calibration, take a finite logit for a possible class; and a
+    # calibrated confidence below 1/3 leaves more than the two other classes can have.
+    limit = {"ets": 0.05, "dirichlet": 0.05}.get(calibrator.registry_name, 1e-12)
+    assert probs[probs.max(axis=1) >= 1 / 3, 3].max() <= limit
+
+
 @pytest.mark.parametrize("share", rows(13, one_row=1, a_tenth=30, all_rows=300))
 def test_rows_with_a_single_possible_class_are_certain_and_leave_the_fit_finite(share, make):
     logits, labels = sharpened(k=3)

@@ -277,9 +277,9 @@ def test_degenerate_data_give_a_finite_fit_and_a_warning(logits, labels, text):
     assert np.all(np.isfinite(cts.predict_proba(logits))) and np.isfinite(cts.ece_)
 
 
-@pytest.mark.parametrize("max_iter", [0, -3])
-def test_a_limit_below_one_is_refused(data, max_iter):
-    with pytest.raises(ValueError, match=f"max_iter must be at least 1, got {max_iter}"):
+@pytest.mark.parametrize("max_iter", [0, -3, 2.5, True, np.nan])
+def test_a_limit_that_is_no_count_is_refused(data, max_iter):
+    with pytest.raises(ValueError, match=f"max_iter must be a whole number of at least 1, got {max_iter}"):
         ClassWiseTemperatureScaling(max_iter=max_iter).fit(*data)
 
 

@@ -226,6 +226,16 @@ def test_masked_classes_are_the_same_whatever_masks_them(data, dtype):
     np.testing.assert_allclose(results[2], results[0], atol=1e-6)
 
 
+def test_the_lowest_number_masks_a_class_as_minus_infinity_does(data):
+    """Divided by T < 1 it overflows to -inf; that is no reason for a warning, which would be an error here."""
+    logits, labels = data
+    gc, _ = fit(logits / 10, labels)
+    assert gc.temperature_ < 1
+    masked, lowest = logits / 10, logits / 10
+    masked[:, 3], lowest[:, 3] = -np.inf, np.finfo(np.float64).min
+    np.testing.assert_allclose(gc.predict_proba(lowest), gc.predict_proba(masked), rtol=0, atol=1e-15)
+
+
 def test_the_result_depends_on_the_seed_only(data, fitted):
     logits, labels = data
     strided = np.repeat(logits, 2, axis=0)[::2]
@@ -336,11 +346,15 @@ def test_degenerate_data_give_a_finite_fit_and_a_warning(logits, labels, text):
     "options, text",
     [
         ({"inputs": "probs"}, 'inputs must be "logits" or "features", got \'probs\''),
-        ({"n_groups": 0}, "n_groups must be at least 1, got 0"),
-        ({"n_partitions": -1}, "n_partitions must be at least 1, got -1"),
-        ({"max_iter": 0}, "max_iter must be at least 1, got 0"),
-        ({"penalty": -0.5}, "penalty must not be negative, got -0.5"),
-        ({"penalty": np.nan}, "penalty must not be negative, got nan"),
+        ({"n_groups": 0}, "n_groups must be a whole number of at least 1, got 0"),
+        ({"n_partitions": -1}, "n_partitions must be a whole number of at least 1, got -1"),
+        ({"max_iter": 0}, "max_iter must be a whole number of at least 1, got 0"),
+        ({"n_groups": True}, "n_groups must be a whole number of at least 1, got True"),
+        ({"n_partitions": 2.5}, "n_partitions must be a whole number of at least 1, got 2.5"),
+        ({"max_iter": np.nan}, "max_iter must be a whole number of at least 1, got nan"),
+        ({"penalty": -0.5}, "penalty must be at least 0 and finite, got -0.5"),
+        ({"penalty": np.nan}, "penalty must be at least 0 and finite, got nan"),
+        ({"penalty": np.inf}, "penalty must be at least 0 and finite, got inf"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(data, options, text):

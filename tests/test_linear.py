@@ -380,8 +380,10 @@ def test_a_solver_stopped_early_says_so(make):
     [
         (VectorScaling(l2=-1.0), "l2 must be at least 0 and finite, got -1.0"),
         (VectorScaling(l2=np.nan), "l2 must be at least 0 and finite, got nan"),
-        (VectorScaling(max_iter=0), "max_iter must be at least 1, got 0"),
-        (DirichletCalibration(max_iter=0), "max_iter must be at least 1, got 0"),
+        (VectorScaling(max_iter=0), "max_iter must be a whole number of at least 1, got 0"),
+        (VectorScaling(max_iter=2.5), "max_iter must be a whole number of at least 1, got 2.5"),
+        (DirichletCalibration(max_iter=0), "max_iter must be a whole number of at least 1, got 0"),
+        (DirichletCalibration(max_iter=True), "max_iter must be a whole number of at least 1, got True"),
         (DirichletCalibration(regularisation="l1"), "regularisation must be 'l2' or 'odir', got 'l1'"),
         (DirichletCalibration(reg_lambda=0.0), "reg_lambda must be positive and finite, got 0.0"),
         (DirichletCalibration(reg_mu=np.inf), "reg_mu must be positive and finite, got inf"),

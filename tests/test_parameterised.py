@@ -203,6 +203,16 @@ def test_the_order_of_samples_and_classes_does_not_matter(data, fitted):
     )  # fmt: skip
 
 
+def test_samples_that_tie_in_the_ten_largest_logits_may_come_in_any_order():
+    """Rounded logits of twenty classes: hundreds of samples have the same ten largest, and differ in the others."""
+    rng = np.random.default_rng(0)
+    logits = np.round(1.2 * rng.normal(size=(2000, 20)))
+    labels = (0.5 * logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    order = rng.permutation(2000)
+    shuffled = fit(logits[order], labels[order])
+    np.testing.assert_allclose(shuffled.temperatures(logits), fit(logits, labels).temperatures(logits), rtol=1e-5)
+
+
 def test_the_last_digits_of_the_input_and_the_chunks_do_not_matter(data, fitted, monkeypatch):
     np.testing.assert_allclose(
         fit(data[0] * (1 + 3e-15), data[1]).temperatures(data[0]), fitted.temperatures(data[0]), rtol=1e-6
@@ -266,6 +276,17 @@ def test_rows_with_a_single_class_leave_the_inputs_of_the_others_as_they_are(mas
     alone[0, 0] = logits.max()
     assert pts.temperatures(alone[:1])[0] == pytest.approx(pts.temperatures(lowest)[0], rel=1e-12)
     assert pts.predict_proba(alone[:1]).tolist() == [[1, 0, 0, 0]]
+
+
+def test_the_lowest_number_masks_a_class_as_minus_infinity_does(data):
+    """Divided by a scale < 1 it overflows to -inf, which is no reason for a warning of numpy's."""
+    pts = fit(data[0] / 10, data[1])
+    assert pts.scale_ < 1
+    masked, lowest = data[0] / 10, data[0] / 10
+    masked[:, 4:], lowest[:, 4:] = -INF, np.finfo(np.float64).min
+    found, texts = recorded(lambda: pts.temperatures(lowest))
+    assert all(category is CalibrationWarning for category, _ in texts)  # inputs outside their range
+    np.testing.assert_array_equal(found, recorded(lambda: pts.temperatures(masked))[0])
 
 
 def test_inputs_outside_their_range_are_taken_at_its_end_and_this_is_reported(fitted, data):

@@ -2,11 +2,13 @@
 
 import json
 import re
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from smartlib import load
+from smartlib import calibrators, load
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -36,6 +38,33 @@ def test_the_library_example_runs():
     names: dict = {}
     exec(compile(python_blocks()[1], "README.md", "exec"), names)
     assert names["smart"].n_parameters == 49
+
+
+def rows_of_the_table(text):
+    """name -> (parameters learned, needs, keeps predictions)"""
+    cells = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    return {row[0]: row[2:5] for row in cells if row[0] in calibrators.names()}
+
+
+@pytest.mark.parametrize("text", [README, calibrators.__doc__], ids=["README", "docstring"])
+def test_the_table_of_calibrators_says_what_the_classes_do(text):
+    table = rows_of_the_table(text)
+    assert tuple(table) == calibrators.names()
+    k = 6
+    logits = np.random.default_rng(0).normal(size=(500, k))
+    labels = (2 * logits + np.random.default_rng(1).gumbel(size=logits.shape)).argmax(axis=1)
+    for name, (parameters, needs, keeps) in table.items():
+        calibrator = calibrators.create(name)
+        assert needs == ", ".join(calibrator.needs)
+        assert keeps == ("yes" if calibrator.keeps_predictions else "no")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", calibrators.CalibrationWarning)
+            calibrator.fit(logits, labels, features=logits, head=(np.eye(k), np.zeros(k)))
+        if "K" in parameters or parameters.isdigit():
+            formula = parameters.replace(" (", " * (").replace("2 K", "2 * K").replace("5 min", "5 * min")
+            assert calibrator.n_parameters == eval(formula.replace("min * (", "min("), {"K": k, "min": min}), name
+        elif parameters.startswith("at most"):
+            assert calibrator.n_parameters <= int(parameters.split()[-1])
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\(((?!http)[^)#]+)\)", README))

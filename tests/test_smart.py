@@ -467,7 +467,10 @@ def test_equal_margins_are_reported_even_where_their_deviation_does_not_round_to
         (dict(n_bins=2.5), "n_bins must be a whole number of at least 1, got 2.5"),
         (dict(bandwidth=0.0), "bandwidth must be positive and finite, got 0.0"),
         (dict(delta=-1.0), "delta must be non-negative and finite, got -1.0"),
-        (dict(max_iter=0), "max_iter must be at least 1 or None, got 0"),
+        (dict(max_iter=0), "max_iter must be a whole number of at least 1, got 0"),
+        (dict(max_iter=2.5), "max_iter must be a whole number of at least 1, got 2.5"),
+        (dict(patience=True), "patience must be a whole number of at least 1, got True"),
+        (dict(tol=np.nan), "tol must be non-negative or None, got nan"),
     ],
     ids=str,
 )

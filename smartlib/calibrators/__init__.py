@@ -1,9 +1,26 @@
 """Calibrators by name: ``create("smart")``, ``names()``.
 
-| name | calibrator | parameters learned | keeps predictions | source |
-|---|---|---|---|---|
-| ts | temperature scaling | 1 | yes | Guo et al. 2017 |
-| smart | SMART | 49 | yes | the paper |
+| name | calibrator | parameters learned | needs, beside logits and labels | keeps predictions | source |
+|---|---|---|---|---|---|
+| ts | temperature scaling | 1 | | yes | Guo et al. 2017 |
+| vs | vector scaling | 2 K | | no | Guo et al. 2017 |
+| ets | ensemble temperature scaling | 3 | | yes | Zhang et al. 2020 |
+| pts | parameterised temperature scaling | 5 min(10, K) + 41 | | yes | Tomani et al. 2022 |
+| cts | class-wise temperature scaling | K | | yes | Frenkel and Goldberger 2021 |
+| spline | splines | 6 | | yes | Gupta et al. 2021 |
+| hb | histogram binning | at most 15 | | yes | Zadrozny and Elkan 2001 |
+| ir | isotonic regression | as many as the data ask for | | yes | Zadrozny and Elkan 2002 |
+| bbq | Bayesian binning into quantiles | as many as the data ask for | | yes | Naeini et al. 2015 |
+| dirichlet | Dirichlet calibration, ODIR or L2 | K (K + 1) | | no | Kull et al. 2019 |
+| gc | group calibration | 40 (K + 1) | | yes | Yang et al. 2023 |
+| procal | ProCal, density ratio or isotonic | the validation set itself | features | yes | Xiong et al. 2023 |
+| fc | feature clipping | 1 | features, head | no | Tao et al. 2025 |
+| smart | SMART | 49 | | yes | Guo et al. 2026 |
+
+K is the number of classes. `spline`, `hb`, `ir`, `bbq` and `procal` change the confidence of the predicted class; the
+other classes share the rest in proportion. Settings give the variants: `create("smart", hidden=(16, 16))` with 321
+parameters, its `objective` and its `signal`; `create("dirichlet", regularisation="l2")`; `create("procal",
+method="isotonic")`. Each class says where it departs from its source, and why.
 """
 
 from __future__ import annotations

@@ -247,7 +247,8 @@ def scaled_softmax(z: np.ndarray, t: np.ndarray | float, dtype: type = np.float6
     result = np.empty(z.shape, dtype=dtype)
     for rows in row_chunks(*z.shape):
         p = z[rows].astype(np.float64) - z[rows].max(axis=1, keepdims=True)
-        p /= t[rows, None]
+        with np.errstate(over="ignore"):  # a class masked by the lowest number there is, at T < 1
+            p /= t[rows, None]
         np.exp(p, out=p)
         p /= p.sum(axis=1, keepdims=True)
         result[rows] = p
@@ -278,7 +279,9 @@ def with_confidence(z: np.ndarray, confidence: np.ndarray, dtype: type = np.floa
     """softmax(z) with another top-label confidence; the other classes share the rest in proportion.
 
     A confidence below 1/K is raised to 1/K, since no largest probability can be smaller. Where the second class would
-    overtake the first, the shares of the others are drawn towards equal ones, just so far that it does not.
+    overtake the first, the shares of the others are drawn towards equal ones, just so far that it does not: the shares
+    of those that have any, and where that cannot do, of all whose logit is finite. So a class that a number like -1e9
+    masks stays at 0 as long as it can.
 
     Args:
         z: (N, K) checked logits. confidence: (N,) in [0, 1]. dtype: of the result.
@@ -295,13 +298,14 @@ def with_confidence(z: np.ndarray, confidence: np.ndarray, dtype: type = np.floa
         top = np.arange(len(share)), first
         share[top] = -np.inf
         possible = np.isfinite(share)
-        n_others = possible.sum(axis=1)
         second = share.max(axis=1, keepdims=True)
         np.subtract(share, second, out=share, where=np.isfinite(second))
         np.exp(share, out=share)
         share /= np.maximum(share.sum(axis=1, keepdims=True), 1.0)
-        c = np.maximum(confidence[rows], 1 / (1 + n_others))
-        largest, equal = share.max(axis=1), 1 / np.maximum(n_others, 1)
+        c = np.maximum(confidence[rows], 1 / (1 + possible.sum(axis=1)))
+        present = share > 0
+        possible = np.where((c < 1 / (1 + present.sum(axis=1)))[:, None], possible, present)
+        largest, equal = share.max(axis=1), 1 / np.maximum(possible.sum(axis=1), 1)
         over = np.flatnonzero((1 - c) * largest > c)
         if over.size:
             # (1 - c) ((1 - a) largest + a equal) = c

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from smartlib.arrays import row_chunks
+from smartlib.arrays import as_count, row_chunks
 from smartlib.binned_errors import N_BINS, bin_index
 from smartlib.calibrators.base import TemperatureCalibrator, warn
 from smartlib.calibrators.scaling import TemperatureScaling
@@ -61,8 +61,7 @@ class ClassWiseTemperatureScaling(TemperatureCalibrator):
         return len(self.class_temperature_)
 
     def _fit(self, z: np.ndarray, y: np.ndarray, *, features: Any, head: Any) -> None:
-        if self.max_iter < 1:
-            raise ValueError(f"max_iter must be at least 1, got {self.max_iter!r}")
+        as_count(self.max_iter, "max_iter")
         ts = TemperatureScaling()
         ts._fit(z, y, features=None, head=None)
         self.temperature_ = ts.temperature_

@@ -100,18 +100,19 @@ class FeatureClipping(Calibrator):
             for array in (difference, own):  # up to a constant per row
                 array -= array.sum(axis=1, keepdims=True) / count
                 array *= finite
-            error += (difference**2).sum()
-            spread += (own**2).sum()
+            with np.errstate(over="ignore"):
+                error += (difference**2).sum()
+                spread += (own**2).sum()
             by_row = np.abs(difference).max(axis=1)
             if by_row.max() > worst:
                 worst, worst_row = by_row.max(), rows.start + int(by_row.argmax())
-        if not np.sqrt(error) <= _TOLERANCE * np.sqrt(spread) + 1e-6 * np.sqrt(z.size):
-            share = np.sqrt(error / spread) if spread else np.inf
+        if not np.isfinite(error) or np.sqrt(error) > _TOLERANCE * np.sqrt(spread) + 1e-6 * np.sqrt(z.size):
+            share = np.sqrt(error / spread) if 0 < spread < np.inf else np.inf
             raise ValueError(
                 "the head applied to the features does not give the logits: beyond a constant per row they differ by "
                 f"up to {worst:.3g} (row {worst_row}), on average by {share:.0%} of the logits' own spread. Logits, "
                 "features and head must come from one network, in one order of samples and classes, and the logits "
-                "must not have been scaled."
+                "must not have been scaled, nor masked by anything but -inf."
             )
 
     def _predict_proba(self, z: np.ndarray, dtype: type, *, features: Any) -> np.ndarray:

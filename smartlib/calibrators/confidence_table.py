@@ -38,7 +38,9 @@ class ConfidenceTable:
         scaled, weight = np.empty_like(gaps), np.empty_like(gaps)
         for j, node in enumerate(self.nodes):
             # exp(-700) is the last normal number; without the clip, denormals slow the loop several times.
-            np.minimum(np.multiply(gaps, np.exp(-node), out=scaled), 700.0, out=scaled)
+            with np.errstate(over="ignore"):  # a class masked by the lowest number there is
+                np.multiply(gaps, np.exp(-node), out=scaled)
+            np.minimum(scaled, 700.0, out=scaled)
             np.exp(np.negative(scaled, out=weight), out=weight)
             total = weight.sum(axis=1)
             value[:, j] = np.log(total)

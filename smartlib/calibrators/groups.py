@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import log_softmax, softmax
 from sklearn.exceptions import ConvergenceWarning
 
-from smartlib.arrays import row_chunks
+from smartlib.arrays import as_count, row_chunks
 from smartlib.calibrators.base import Calibrator, keep_predictions, warn
 from smartlib.calibrators.confidence_table import ConfidenceTable
 from smartlib.calibrators.lbfgs import minimise_lbfgs
@@ -138,10 +138,9 @@ class GroupCalibration(Calibrator):
         if self.inputs not in ("logits", "features"):
             raise ValueError(f'inputs must be "logits" or "features", got {self.inputs!r}')
         for name in ("n_groups", "n_partitions", "max_iter"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}")
-        if not self.penalty >= 0:
-            raise ValueError(f"penalty must not be negative, got {self.penalty!r}")
+            as_count(getattr(self, name), name)
+        if not 0 <= self.penalty < np.inf:
+            raise ValueError(f"penalty must be at least 0 and finite, got {self.penalty!r}")
 
     def _warn_about_partitions(self, n_limited: int, at_end: float) -> None:
         n_inputs = len(self.input_mean_)
@@ -167,7 +166,7 @@ class GroupCalibration(Calibrator):
         """(n, D) float64 inputs of the groups, before standardisation."""
         if features is not None:
             return features[rows].astype(np.float64)
-        return np.maximum(_below_top(z[rows]) / self.temperature_, LOWEST_INPUT)
+        return np.maximum(_divided(_below_top(z[rows]), self.temperature_), LOWEST_INPUT)
 
     def _standardised_inputs(self, z: np.ndarray, features: np.ndarray | None) -> np.ndarray:
         """All inputs, float32; learns mean and standard deviation."""
@@ -196,7 +195,7 @@ class GroupCalibration(Calibrator):
                 group = softmax(x @ weight.T, axis=1)
                 p = np.zeros_like(below)
                 for g, t in enumerate(temperature):
-                    part = np.exp(np.maximum(below / t, _LOWEST_EXPONENT))
+                    part = np.exp(np.maximum(_divided(below, t), _LOWEST_EXPONENT))
                     part *= (group[:, g] / part.sum(axis=1))[:, None]
                     p += part
                 log_p += np.log(p)
@@ -214,6 +213,11 @@ def _below_top(z: np.ndarray) -> np.ndarray:
     return below
 
 
+def _divided(below: np.ndarray, t: float) -> np.ndarray:
+    with np.errstate(over="ignore"):  # a mask near the lowest number, at T < 1, is -inf
+        return below / t
+
+
 def _within_range(log_factors: np.ndarray) -> np.ndarray:
     return np.clip(log_factors, -LOG_RANGE, LOG_RANGE)
 
@@ -225,7 +229,7 @@ def _likelihood(z: np.ndarray, y: np.ndarray, t: float) -> Callable[[float], tup
     """
     own, tables = [], []
     for rows in row_chunks(len(z), 4 * z.shape[1]):
-        below = _below_top(z[rows]) / t
+        below = _divided(_below_top(z[rows]), t)
         own.append(below[np.arange(len(below)), y[rows]])
         tables.append(ConfidenceTable(below, 0.1, 10.0))
     own = np.concatenate(own)

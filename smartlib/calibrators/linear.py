@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import logsumexp
 from sklearn.exceptions import ConvergenceWarning
 
-from smartlib.arrays import row_chunks
+from smartlib.arrays import as_count, row_chunks
 from smartlib.calibrators.base import Calibrator, warn
 from smartlib.calibrators.lbfgs import minimise_lbfgs
 from smartlib.calibrators.scaling import TemperatureScaling
@@ -89,8 +89,7 @@ class _LinearMap(Calibrator):
         target: np.ndarray,
     ) -> tuple[np.ndarray, list[float], bool]:
         """``(theta, values, converged)`` from ``start``; data: z, y, log_sum, index; penalty, target: as theta."""
-        if self.max_iter < 1:
-            raise ValueError(f"max_iter must be at least 1, got {self.max_iter!r}")
+        as_count(self.max_iter, "max_iter")
         z, y, log_sum, index = data
         curvature = np.zeros_like(start)
         for _, x, p, _ in self._chunks(start, z, log_sum, index):
@@ -225,7 +224,11 @@ class DirichletCalibration(_LinearMap):
     is chosen by the NLL in 5-fold cross-validation on the validation data, from powers of ten: lambda in 1e-5 .. 1
     (l2) or 1e-5 .. 1e3 (odir), mu in 1e-4, 1e-2, 1; for each mu lambda falls until the NLL exceeds the lowest by 1 %.
     The map is then fitted on all the data. (The authors' grid is finer and reaches further, to 1e6, and they average
-    the probabilities of the five folds' maps; one map can be read, and depends on the folds by the choice alone.)
+    the probabilities of the five folds' maps; one map can be read, and depends on the folds by the choice alone. The
+    folds follow the order of the samples, and so does the choice: on small validation sets another order may end in
+    another penalty.)
+
+    The penalties are sums, as by default in the authors' code; their text divides the two of "odir" by K (K - 1) and K.
 
     log p is floored at log(2.2e-16), as in the authors' code, times T of temperature scaling where T > 1: sooner, the
     floor would cut real differences of an over-confident model. For a class whose logit is -inf the map sees the floor,

@@ -21,6 +21,7 @@ from smartlib.calibrators.temperature_objectives import (
     objective_value,
     table_for,
 )
+from smartlib.toplabel import confidence_of
 
 N_LOGITS = 10
 HIDDEN = (5, 5)
@@ -112,7 +113,7 @@ class ParameterisedTemperatureScaling(TemperatureCalibrator):
             objective = objective_of_temperatures(name, table.of(rows), correct[rows], gap[rows])
             return objective_of_parameters(objective, x[rows], HIDDEN, self.scale_)
 
-        first, second = _halves(inputs, gap)
+        first, second = _halves(inputs, gap, confidence_of(z, self.scale_))
         fitting, kept_back = objective_on(first, "brier"), objective_on(second, "nll")
         starts = [_start(self.seed, number, x.shape[1]) for number in range(self.n_starts)]
         ends = [_follow(fitting, kept_back, start, self.max_iter) for start in starts]
@@ -164,15 +165,17 @@ def _largest(z: np.ndarray, scale: float) -> np.ndarray:
     result = np.empty((len(z), n))
     for rows in row_chunks(*z.shape):
         result[rows] = np.sort(np.partition(z[rows], n_classes - n, axis=1)[:, n_classes - n :], axis=1)[:, ::-1]
-    result /= scale
+    with np.errstate(over="ignore"):  # a mask near the lowest number, at a scale < 1, is -inf
+        result /= scale
     result[result < result[:, :1] - _ABSENT] = -np.inf
     return result
 
 
-def _halves(inputs: np.ndarray, gap: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of every other sample, in the order of the logits; samples that tie in all of them and in the gap of the
-    label are alike. A single sample is in both halves."""
-    order = np.lexsort([gap, *inputs.T[::-1]])
+def _halves(inputs: np.ndarray, gap: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of every other sample, in the order of the largest logits, of the gap of the label, and of the
+    confidence, in which the other logits show. Samples that tie in all of these are alike. A single sample is in both
+    halves."""
+    order = np.lexsort([np.round(confidence, 9), gap, *inputs.T[::-1]])
     return order[::2], order[1::2] if len(order) > 1 else order
 
 

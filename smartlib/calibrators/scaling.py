@@ -14,6 +14,8 @@ from smartlib.toplabel import margin_of
 # The temperature is searched within this factor of the logits' own scales, so that multiplying all logits by a
 # constant multiplies the temperature by it.
 _SEARCH_FACTOR = 1e3
+# A gap like this comes from a mask, -inf or the lowest number of float64.
+_MASKED = 1e300
 
 
 class TemperatureScaling(TemperatureCalibrator):
@@ -70,12 +72,12 @@ def _scales(z: np.ndarray) -> tuple[float, float]:
     total = count = 0.0
     for rows in row_chunks(*z.shape):
         gaps = z[rows].max(axis=1, keepdims=True).astype(np.float64) - z[rows]
-        finite = gaps[np.isfinite(gaps) & (gaps > 0)]
+        finite = gaps[(gaps > 0) & (gaps < _MASKED)]
         total, count = total + finite.sum(), count + finite.size
     if not count:
         return 1.0, 1.0
     mean, margins = float(total / count), margin_of(z)
-    margins = margins[np.isfinite(margins) & (margins > 0)]
+    margins = margins[(margins > 0) & (margins < _MASKED)]
     return min(mean, float(np.median(margins))) if margins.size else mean, mean
 
 
@@ -84,7 +86,8 @@ def _nll_slope(z: np.ndarray, y: np.ndarray, s: float) -> float:
     total = 0.0
     for rows in row_chunks(*z.shape):
         gaps = z[rows].astype(np.float64) - z[rows].max(axis=1, keepdims=True)
-        weights = np.exp(s * gaps)
+        with np.errstate(over="ignore"):  # the exponential of what overflows is rightly 0
+            weights = np.exp(s * gaps)
         own = gaps[np.arange(len(gaps)), y[rows]]
         gaps[np.isneginf(gaps)] = 0.0  # weight 0
         total += ((weights * gaps).sum(axis=1) / weights.sum(axis=1) - own).sum()

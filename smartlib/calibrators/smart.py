@@ -19,6 +19,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
+from smartlib.arrays import as_count
 from smartlib.calibrators import temperature_network as network
 from smartlib.calibrators.base import TemperatureCalibrator, warn
 from smartlib.calibrators.lbfgs import minimise_lbfgs
@@ -165,9 +166,10 @@ class SMART(TemperatureCalibrator):
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
         check_settings(self.n_bins, self.bandwidth, self.delta)
         for name in ("max_iter", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 or None, got {value!r}")
+            if getattr(self, name) is not None:
+                as_count(getattr(self, name), name)
+        if self.tol is not None and not self.tol >= 0:
+            raise ValueError(f"tol must be non-negative or None, got {self.tol!r}")
 
     def _warn_about_bounds(self, t: np.ndarray) -> None:
         at_floor = float(np.mean(t < MIN_TEMPERATURE * 1.02))

@@ -23,9 +23,12 @@ from contextlib import contextmanager
 import click
 import numpy as np
 import pandas as pd
+from scipy.special import softmax
 
 from smartlib.calibrators import create, names
 from smartlib.experiments.outputs import figures_folder
+from smartlib.metrics import TOP_LABEL_ERRORS, top_label
+from smartlib.softece import soft_ece
 
 N_FEATURES = 64
 # (samples, classes): a CIFAR-10 validation set, CIFAR-100, all of ImageNet's validation set.
@@ -62,23 +65,27 @@ def measure(what: str, n: int, k: int) -> dict:
     Returns:
         A flat record.
     """
-    is_metric = what in METRICS
-    _run(what, *synthetic_logits(200, min(k, 20)))  # imports and compilation are not what is measured
-    data = synthetic_logits(n, k)
-    if is_metric:
-        from scipy.special import softmax
-
-        for start in range(0, n, 1000):
-            data[0][start : start + 1000] = softmax(data[0][start : start + 1000], axis=1)
+    _run(what, *_input(what, 200, min(k, 20)))  # imports and compilation are not what is measured
+    data = _input(what, n, k)
     size, before = data[0].nbytes, _resident()
     seconds = _run(what, *data)
-    if not is_metric and "features" in create(what).needs:
+    if what not in METRICS and "features" in create(what).needs:
         size += data[2].nbytes
     return {
         "what": what, "n": n, "classes": k, **seconds,
         "input_megabytes": size / 1e6, "peak_megabytes": max(_peak() - before, 0) / 1e6,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }  # fmt: skip
+
+
+def _input(what: str, n: int, k: int) -> tuple:
+    """The synthetic data; for a metric with probabilities in the place of logits."""
+    data = synthetic_logits(n, k)
+    if what in METRICS:
+        for start in range(0, n, 1000):
+            rows = slice(start, start + 1000)
+            data[0][rows] = softmax(data[0][rows], axis=1)
+    return data
 
 
 def _run(what: str, logits: np.ndarray, labels: np.ndarray, features: np.ndarray, head: tuple) -> dict:
@@ -97,14 +104,7 @@ def _run(what: str, logits: np.ndarray, labels: np.ndarray, features: np.ndarray
 
 
 def _metric(what: str, values: np.ndarray, labels: np.ndarray) -> None:
-    import smartlib.metrics as metrics
-    from smartlib.softece import soft_ece
-
-    confidence, correct = metrics.top_label(values, labels)
-    if what == "soft_ece":
-        soft_ece(confidence, correct)
-    else:
-        metrics.TOP_LABEL_ERRORS[what](confidence, correct)
+    (TOP_LABEL_ERRORS | {"soft_ece": soft_ece})[what](*top_label(values, labels))
 
 
 @contextmanager

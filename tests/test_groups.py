@@ -90,6 +90,7 @@ def test_a_prediction_is_the_printed_formula():
     gc = GroupCalibration()
     gc.n_classes_, gc.temperature_ = 2, 1.0
     gc.input_mean_, gc.input_std_ = np.zeros(2), np.ones(2)
+    gc.input_low_, gc.input_high_ = np.full(2, -np.inf), np.full(2, np.inf)
     gc.group_weight_ = np.array([[[0.0, 1.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]])
     gc.group_temperature_ = np.array([[1.0, 2.0], [1.0, 1.0]])
     first = np.array([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-0.5))])  # softmax of (1, 0) at T = 1, 2
@@ -227,13 +228,17 @@ def test_masked_classes_are_the_same_whatever_masks_them(data, dtype):
 
 
 def test_the_lowest_number_masks_a_class_as_minus_infinity_does(data):
-    """Divided by T < 1 it overflows to -inf; that is no reason for a warning, which would be an error here."""
+    """Divided by T < 1 it overflows to -inf; that is no reason for a warning of numpy, which would be an error here."""
     logits, labels = data
     gc, _ = fit(logits / 10, labels)
     assert gc.temperature_ < 1
     masked, lowest = logits / 10, logits / 10
     masked[:, 3], lowest[:, 3] = -np.inf, np.finfo(np.float64).min
-    np.testing.assert_allclose(gc.predict_proba(lowest), gc.predict_proba(masked), rtol=0, atol=1e-15)
+    probs = []
+    for z in (lowest, masked):
+        with pytest.warns(CalibrationWarning, match=r"25\.0% of the inputs lie outside the fitted range"):
+            probs.append(gc.predict_proba(z))
+    np.testing.assert_allclose(*probs, rtol=0, atol=1e-15)
 
 
 def test_the_result_depends_on_the_seed_only(data, fitted):

@@ -57,7 +57,8 @@ class GroupCalibration(Calibrator):
 
     Attributes after fit:
         group_weight_: (U, G, D) of U partitions, G groups and D inputs. group_temperature_: (U, G).
-        input_mean_, input_std_: (D,) standardisation of the inputs.
+        input_mean_, input_std_: (D,) standardisation of the inputs. input_low_, input_high_: (D,) their range; inputs
+            outside it are taken as they are, and T stays between the temperatures of the groups.
         temperature_: that of TS.
         objective_: the penalised NLL of each partition, nats. n_iter_: iterations of each.
         converged_: False when ``max_iter`` ended one of the partitions.
@@ -76,7 +77,15 @@ class GroupCalibration(Calibrator):
     """
 
     registry_name = "gc"
-    learned = ("group_weight_", "group_temperature_", "input_mean_", "input_std_", "temperature_")
+    learned = (
+        "group_weight_",
+        "group_temperature_",
+        "input_mean_",
+        "input_std_",
+        "input_low_",
+        "input_high_",
+        "temperature_",
+    )
 
     def __init__(
         self,
@@ -169,14 +178,18 @@ class GroupCalibration(Calibrator):
         return np.maximum(_divided(_below_top(z[rows]), self.temperature_), LOWEST_INPUT)
 
     def _standardised_inputs(self, z: np.ndarray, features: np.ndarray | None) -> np.ndarray:
-        """All inputs, float32; learns mean and standard deviation."""
+        """All inputs, float32; learns mean, standard deviation and range."""
         n, d = (z if features is None else features).shape
         total, square = np.zeros(d), np.zeros(d)
         for rows in row_chunks(n, d):
             total += self._inputs(z, features, rows).sum(axis=0)
         self.input_mean_ = total / n
+        self.input_low_, self.input_high_ = np.full(d, np.inf), np.full(d, -np.inf)
         for rows in row_chunks(n, d):
-            square += ((self._inputs(z, features, rows) - self.input_mean_) ** 2).sum(axis=0)
+            inputs = self._inputs(z, features, rows)
+            self.input_low_ = np.minimum(self.input_low_, inputs.min(axis=0))
+            self.input_high_ = np.maximum(self.input_high_, inputs.max(axis=0))
+            square += ((inputs - self.input_mean_) ** 2).sum(axis=0)
         std = np.sqrt(square / n)
         varies = std > 1e-7 * np.hypot(std, self.input_mean_)  # equal numbers have a std of rounding errors
         self.input_std_ = np.where(varies, std, 1.0)
@@ -186,9 +199,11 @@ class GroupCalibration(Calibrator):
         return x
 
     def _predict_proba(self, z: np.ndarray, dtype: type, *, features: Any) -> np.ndarray:
-        result = np.empty(z.shape, dtype=dtype)
+        result, n_outside = np.empty(z.shape, dtype=dtype), 0
         for rows in row_chunks(len(z), 4 * max(z.shape[1], len(self.input_mean_))):
-            x = (self._inputs(z, features, rows) - self.input_mean_) / self.input_std_
+            inputs = self._inputs(z, features, rows)
+            n_outside += np.count_nonzero((inputs < self.input_low_) | (inputs > self.input_high_))
+            x = (inputs - self.input_mean_) / self.input_std_
             below = _below_top(z[rows])
             log_p = np.zeros_like(below)
             for weight, temperature in zip(self.group_weight_, self.group_temperature_, strict=True):
@@ -203,6 +218,12 @@ class GroupCalibration(Calibrator):
             log_p[np.isneginf(below)] = -np.inf
             result[rows] = softmax(log_p, axis=1)
             keep_predictions(result[rows], z[rows].argmax(axis=1))
+        outside = n_outside / (len(z) * len(self.input_mean_))
+        if outside > 0.01:
+            warn(
+                f"GroupCalibration: {outside:.1%} of the inputs lie outside the fitted range, where the groups are "
+                "extrapolated. Fit on data like those to be calibrated."
+            )
         return result
 
 

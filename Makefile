@@ -52,8 +52,7 @@ all: env ## run the notebooks that are out of date, refresh notebooks/ and figur
 	$(PYTHON) -m smartlib.experiments.notebooks build --profile $(PROFILE)
 
 test: lint ## linter, unit tests, doctests
-	@# One thread for each of the two processes: four threads on two cores take twice as long.
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2
+	$(PYTHON) -m pytest -n 2
 
 verify: env ## run everything afresh and compare with the committed numbers
 	$(PYTHON) -m smartlib.experiments.notebooks verify

@@ -8,12 +8,11 @@ import pytest
 import torch
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, log_softmax, softmax
-from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 
-from smartlib import TemperatureScaling, arrays, evaluate, load, load_calibrator
+from smartlib import TemperatureScaling, arrays, evaluate, load
 from smartlib.calibrators import CalibrationWarning
 from smartlib.calibrators.linear import DirichletCalibration, VectorScaling
 
@@ -405,21 +404,6 @@ def test_inputs_are_left_alone_and_tensors_come_back_as_tensors(make):
     probs = make().fit(tensor, torch.tensor(labels)).predict_proba(tensor)
     assert isinstance(probs, torch.Tensor) and not probs.requires_grad
     np.testing.assert_array_equal(probs.numpy(), expected)
-
-
-def test_scikit_learn_manners_and_a_saved_file(make, tmp_path, monkeypatch):
-    logits, labels = skewed()
-    with pytest.raises(NotFittedError):
-        make().predict_proba(logits)
-    calibrator = make().fit(logits, labels)
-    again = clone(calibrator).fit(logits, labels)
-    np.testing.assert_array_equal(again.predict_proba(logits), calibrator.predict_proba(logits))
-    calibrator.save(tmp_path / "map.json")
-    loaded = load_calibrator(tmp_path / "map.json")
-    np.testing.assert_array_equal(loaded.predict_proba(logits), calibrator.predict_proba(logits))
-    assert loaded.n_parameters == calibrator.n_parameters
-    with pytest.raises(ValueError, match="3 classes"):
-        calibrator.predict_proba(logits[:, :3])
 
 
 # --- published values ---------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 import os
 import warnings
+from functools import partial
 
+import every_calibrator
 import numpy as np
 import pytest
 import torch
@@ -21,12 +23,7 @@ PTS = ParameterisedTemperatureScaling
 INF = np.inf
 
 
-def sharpened(n=400, k=5, seed=0, scale=2.5):
-    """Logits ``scale`` times those of the true distribution of the labels."""
-    rng = np.random.default_rng(seed)
-    logits = 1.5 * rng.normal(size=(n, k))
-    labels = (softmax(logits, axis=1).cumsum(axis=1) < rng.random((n, 1))).sum(axis=1)
-    return scale * logits, labels
+sharpened = partial(every_calibrator.sharpened, n=400, k=5, scale=2.5)
 
 
 def recorded(action):

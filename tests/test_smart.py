@@ -8,7 +8,9 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from functools import partial
 
+import every_calibrator
 import numpy as np
 import pytest
 import torch
@@ -30,12 +32,8 @@ from smartlib.toplabel import confidence, confidence_of, margin
 SOLVERS = ["lbfgs", "adam"]
 
 
-def sharpened(n=400, k=5, seed=0, scale=2.5):
-    """Logits ``scale`` times those of the true distribution of the labels; about a third of predictions is wrong."""
-    rng = np.random.default_rng(seed)
-    logits = 1.5 * rng.normal(size=(n, k))
-    labels = (softmax(logits, axis=1).cumsum(axis=1) < rng.random((n, 1))).sum(axis=1)
-    return scale * logits, labels
+# About a third of the predictions is wrong.
+sharpened = partial(every_calibrator.sharpened, n=400, k=5, scale=2.5)
 
 
 def recorded(action):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -77,6 +79,16 @@ class Bundle:
     head: Head | None = None
     provenance: dict = field(default_factory=dict)
 
+    @cached_property
+    def sha256(self) -> str:
+        """A hash of all arrays: what a result that was computed from them depends on."""
+        digest = hashlib.sha256()
+        for record in (self.val, self.test, self.head):
+            for key, array in vars(record).items() if record is not None else ():
+                digest.update(f"{key} {None if array is None else (array.shape, str(array.dtype))}\0".encode())
+                digest.update(b"" if array is None else np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
     @property
     def n_classes(self) -> int:
         """The number of classes, K."""
@@ -104,8 +116,10 @@ def load(name: str) -> Bundle:
     """Load a bundle by name.
 
     Args:
-        name: ``"fashion/<model>"`` is shipped with the package; ``"public/<data set>-<model>"`` is
-            looked up in the folder SMARTLIB_DATA_DIR or downloaded once. ``names()`` lists them.
+        name: ``"fashion/<model>"`` and ``"fashion-pairs/<model>"`` are shipped with the package;
+            ``"public/<data set>-<model>"`` is looked up in the folder SMARTLIB_DATA_DIR or downloaded once.
+            ``names()`` lists them. With ``@`` and a variant behind it: other splits of the same model, shifted or
+            long-tailed, as `smartlib.data.variants` says.
 
     Returns:
         The bundle.
@@ -115,7 +129,11 @@ def load(name: str) -> Bundle:
         ConnectionError: a public file is neither at hand nor to be downloaded.
     """
     from smartlib.data import public, zoo
+    from smartlib.data.variants import make_variant
 
+    model, at, variant = str(name).partition("@")
+    if at:
+        return make_variant(load(model), variant)
     if name in zoo.names():
         return zoo.load_shipped(name)
     if name in public.names():

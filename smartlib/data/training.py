@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -24,6 +24,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 import smartlib
+from smartlib.data.architectures import densenet, pairs_resnet, pairs_vit, pairs_wideresnet, resnet, vit, wideresnet
 from smartlib.data.fashion_images import load_images
 from smartlib.data.zoo import SHIPPED_FOLDER, save_arrays
 
@@ -31,36 +32,6 @@ N_VALIDATION = 10_000
 SPLIT_SEED = 0
 # Mean and standard deviation of the 50,000 training images' pixels, scaled to [0, 1].
 PIXEL_MEAN, PIXEL_STD = 0.286, 0.353
-
-
-def resnet() -> nn.Module:
-    """A ResNet of four basic blocks (He et al. 2016) by timm; 64 features."""
-    from timm.models.resnet import BasicBlock, ResNet
-
-    model = ResNet(
-        BasicBlock, (1, 1, 1, 1), num_classes=10, in_chans=1, channels=(32, 48, 64, 64), stem_type="deep", stem_width=16
-    )
-    model.maxpool = nn.Identity()  # 28 x 28 images: one halving in the stem is enough
-    return model
-
-
-def densenet() -> nn.Module:
-    """A DenseNet-BC of three blocks of four layers (Huang et al. 2017) by torchvision; 90 features."""
-    from torchvision.models import DenseNet
-
-    model = DenseNet(growth_rate=12, block_config=(4, 4, 4), num_init_features=24, num_classes=10)
-    model.features.conv0 = nn.Conv2d(1, 24, kernel_size=3, stride=2, padding=1, bias=False)
-    model.features.pool0 = nn.Identity()
-    return model
-
-
-def vit() -> nn.Module:
-    """A vision transformer (Dosovitskiy et al. 2021) by timm: 49 patches of 4 x 4, width 64, depth 3; 64 features."""
-    from timm.models.vision_transformer import VisionTransformer
-
-    return VisionTransformer(
-        img_size=28, patch_size=4, in_chans=1, num_classes=10, embed_dim=64, depth=3, num_heads=4, mlp_ratio=4
-    )
 
 
 @dataclass(frozen=True)
@@ -75,15 +46,30 @@ class Recipe:
     epochs: int
     batch_size: int = 128
     seed: int = 0
+    loss: str = "cross-entropy"  # or "focal", "label-smoothing", "mixup"
+    imbalance: int = 1  # the largest class of the training images divided by the smallest
 
     def settings(self) -> dict:
         return asdict(self) | {"build": self.build.__name__}
 
 
+_RESNET = Recipe(resnet, head="fc", optimizer="sgd", lr=0.1, weight_decay=5e-4, epochs=15)
+_PAIRS = Recipe(pairs_resnet, head="1.fc", optimizer="sgd", lr=0.1, weight_decay=5e-4, epochs=15)
+
+# By the name of the bundle: fashion/ has ten classes, fashion-pairs/ a hundred.
 RECIPES = {
-    "resnet": Recipe(resnet, head="fc", optimizer="sgd", lr=0.1, weight_decay=5e-4, epochs=15),
-    "densenet": Recipe(densenet, head="classifier", optimizer="sgd", lr=0.1, weight_decay=5e-4, epochs=15),
-    "vit": Recipe(vit, head="head", optimizer="adamw", lr=2e-3, weight_decay=0.05, epochs=20),
+    "fashion/resnet": _RESNET,
+    "fashion/densenet": replace(_RESNET, build=densenet, head="classifier"),
+    "fashion/wideresnet": replace(_RESNET, build=wideresnet, epochs=12),
+    "fashion/vit": Recipe(vit, head="head", optimizer="adamw", lr=2e-3, weight_decay=0.05, epochs=20),
+    "fashion/resnet-focal": replace(_RESNET, loss="focal"),
+    "fashion/resnet-smoothing": replace(_RESNET, loss="label-smoothing"),
+    "fashion/resnet-mixup": replace(_RESNET, loss="mixup"),
+    "fashion/resnet-lt10": replace(_RESNET, imbalance=10, epochs=20),
+    "fashion/resnet-lt100": replace(_RESNET, imbalance=100, epochs=20),
+    "fashion-pairs/resnet": _PAIRS,
+    "fashion-pairs/wideresnet": replace(_PAIRS, build=pairs_wideresnet, epochs=12),
+    "fashion-pairs/vit": Recipe(pairs_vit, head="head", optimizer="adamw", lr=2e-3, weight_decay=0.05, epochs=20),
 }
 
 
@@ -94,7 +80,7 @@ def split_indices(n: int, n_validation: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _as_batch(images: np.ndarray) -> torch.Tensor:
-    """uint8 (N, 28, 28) -> float32 (N, 1, 28, 28), standardised."""
+    """uint8 (N, H, W) -> float32 (N, 1, H, W), standardised."""
     return ((torch.from_numpy(images.copy()).float() / 255 - PIXEL_MEAN) / PIXEL_STD).unsqueeze(1)
 
 
@@ -112,6 +98,30 @@ def _optimizer(model: nn.Module, recipe: Recipe, n_steps: int):
     return optimizer, schedule
 
 
+def compute_loss(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, kind: str, rng: np.random.Generator
+) -> torch.Tensor:
+    """The training loss of one batch.
+
+    Args:
+        model: the network. x: (B, 1, H, W). y: (B,) int64.
+        kind: "cross-entropy"; "focal" with gamma = 3 (Mukhoti et al. 2020); "label-smoothing" of 0.05 (Szegedy et al.
+            2016); "mixup" with weights from Beta(0.2, 0.2) (Zhang et al. 2018).
+        rng: for mixup.
+    """
+    if kind == "mixup":
+        weight = float(rng.beta(0.2, 0.2))
+        other = torch.from_numpy(rng.permutation(len(y))).to(y.device)
+        logits = model((weight * x + (1 - weight) * x[other]).contiguous(memory_format=torch.channels_last))
+        first, second = (nn.functional.cross_entropy(logits, labels) for labels in (y, y[other]))
+        return weight * first + (1 - weight) * second
+    logits = model(x.contiguous(memory_format=torch.channels_last))
+    if kind == "focal":
+        log_p = nn.functional.log_softmax(logits, dim=1).gather(1, y[:, None]).squeeze(1)
+        return (-((1 - log_p.exp()) ** 3) * log_p).mean()
+    return nn.functional.cross_entropy(logits, y, label_smoothing=0.05 if kind == "label-smoothing" else 0.0)
+
+
 def train(
     recipe: Recipe, images: np.ndarray, labels: np.ndarray, checkpoint: Path, device: str, progress: bool = True
 ) -> nn.Module:
@@ -119,7 +129,7 @@ def train(
 
     Args:
         recipe: architecture and settings.
-        images: (N, 28, 28) uint8. labels: (N,) int64.
+        images: (N, H, W) uint8. labels: (N,) int64.
         checkpoint: file for the state; replaced atomically after every epoch.
         device: "cpu" or "cuda".
         progress: show a progress bar.
@@ -146,15 +156,16 @@ def train(
             first_epoch = state["epoch"]
 
     epochs = tqdm(range(first_epoch, recipe.epochs), initial=first_epoch, total=recipe.epochs,
-                  desc=recipe.build.__name__, unit="epoch", disable=not progress)  # fmt: skip
+                  desc=checkpoint.stem, unit="epoch", disable=not progress)  # fmt: skip
     for epoch in epochs:
         model.train()
         # The order of an epoch depends on (seed, epoch) alone, so that a resumed run equals an unbroken one.
-        order = torch.from_numpy(np.random.default_rng((recipe.seed, epoch)).permutation(len(y))).to(device)
+        rng = np.random.default_rng((recipe.seed, epoch))
+        order = torch.from_numpy(rng.permutation(len(y))).to(device)
         total = 0.0
         for batch in order.split(recipe.batch_size):
             optimizer.zero_grad(set_to_none=True)
-            loss = nn.functional.cross_entropy(model(x[batch].contiguous(memory_format=torch.channels_last)), y[batch])
+            loss = compute_loss(model, x[batch], y[batch], recipe.loss, rng)
             loss.backward()
             optimizer.step()
             schedule.step()

@@ -3,6 +3,9 @@
 Storage keeps what calibration is about and little else. Logits are stored as float16 gaps
 ``z - max z`` with the maxima in float32: a gap's error is relative to the gap, so small margins stay
 sharp, where float16 logits would turn margins below 0.005 into ties.
+
+``shipped/<data set>/<model>`` is a bundle; ``shipped/shift/`` holds the logits of shifted images, ``shipped/boundary/``
+the distances of test images to the decision boundary.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import hashlib
 import io
 import json
 import os
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +24,22 @@ from smartlib.data.readers import read_npz
 
 SHIPPED_FOLDER = Path(__file__).parent / "shipped"
 
-_STORED_KEYS = (
-    "val_gaps", "val_max", "val_labels", "val_features",
-    "test_gaps", "test_max", "test_labels", "test_features",
-    "head_weight", "head_bias",
-)  # fmt: skip
+DATASETS = ("fashion", "fashion-pairs")
 
 
 def names() -> tuple[str, ...]:
     """The names of the shipped bundles, sorted."""
-    return tuple(sorted(f"fashion/{path.stem}" for path in (SHIPPED_FOLDER / "fashion").glob("*.npz")))
+    return tuple(f"{dataset}/{stem}" for dataset in DATASETS for stem in _stems(SHIPPED_FOLDER / dataset))
+
+
+def shifted_names() -> tuple[str, ...]:
+    """The models whose logits of shifted images are shipped."""
+    return tuple(stem.replace("_", "/") for stem in _stems(SHIPPED_FOLDER / "shift"))
+
+
+def boundary_names() -> tuple[str, ...]:
+    """The models whose distances to the decision boundary are shipped."""
+    return tuple(stem.replace("_", "/") for stem in _stems(SHIPPED_FOLDER / "boundary"))
 
 
 def save_arrays(folder: str | os.PathLike, name: str, arrays: dict[str, np.ndarray], provenance: dict) -> None:
@@ -40,8 +50,8 @@ def save_arrays(folder: str | os.PathLike, name: str, arrays: dict[str, np.ndarr
     Args:
         folder: for instance ``SHIPPED_FOLDER``.
         name: ``"fashion/<model>"``.
-        arrays: for ``val`` and ``test``: ``*_logits (N, K)`` float32, ``*_labels (N,)`` int64,
-            ``*_features (N, D)`` float32; and ``head_weight (K, D)``, ``head_bias (K,)`` float32.
+        arrays: for ``val`` and ``test``: ``*_logits (N, K)`` float32, ``*_labels (N,)`` int64, and where calibrators
+            that need them shall run ``*_features (N, D)`` float32; ``head_weight (K, D)``, ``head_bias (K,)`` float32.
         provenance: written to the json file, with the sha256 of each stored array and of the npz file.
 
     Raises:
@@ -51,16 +61,37 @@ def save_arrays(folder: str | os.PathLike, name: str, arrays: dict[str, np.ndarr
     """
     stored = {}
     for split in ("val", "test"):
-        logits = arrays[f"{split}_logits"]
-        gaps, maximum = _pack_logits(logits, f"{split}_logits")
-        stored[f"{split}_gaps"], stored[f"{split}_max"] = gaps, maximum
-        stored[f"{split}_labels"] = _cast(
-            arrays[f"{split}_labels"], np.uint8 if logits.shape[1] <= 256 else np.uint16, f"{split}_labels"
-        )
-        stored[f"{split}_features"] = _cast(arrays[f"{split}_features"], np.float16, f"{split}_features")
+        stored |= _pack_split(split, arrays[f"{split}_logits"], arrays[f"{split}_labels"])
+        if f"{split}_features" in arrays:
+            stored[f"{split}_features"] = _cast(arrays[f"{split}_features"], np.float16, f"{split}_features")
     for key in ("head_weight", "head_bias"):
         stored[key] = _cast(arrays[key], np.float32, key)
+    write_archive(Path(folder) / f"{name}.npz", stored, provenance)
 
+
+def save_shifted(
+    folder: str | os.PathLike, name: str, shifted: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]], provenance: dict
+) -> None:
+    """Write a model's logits of shifted images to ``<folder>/shift/``.
+
+    Args:
+        folder: for instance ``SHIPPED_FOLDER``. name: of the model's bundle.
+        shifted: by condition (``"gaussian-noise-3"``) and split (``"val"``, ``"test"``): logits (N, K), labels (N,).
+        provenance: written to the json file beside.
+
+    Raises:
+        ValueError: as of :func:`save_arrays`.
+    """
+    stored = {}
+    for condition, splits in shifted.items():
+        for split, (logits, labels) in splits.items():
+            stored |= _pack_split(f"{condition}_{split}", logits, labels)
+    path = Path(folder) / "shift" / f"{name.replace('/', '_')}.npz"
+    write_archive(path, stored, provenance | {"conditions": list(shifted)})
+
+
+def write_archive(path: Path, stored: dict[str, np.ndarray], provenance: dict) -> None:
+    """Write arrays as npz and what is known of them, with checksums, as json beside it."""
     # numpy dates every member of the archive 1980, so the bytes depend on the arrays alone.
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **stored)
@@ -68,10 +99,26 @@ def save_arrays(folder: str | os.PathLike, name: str, arrays: dict[str, np.ndarr
         "sha256": _sha256(buffer.getvalue()),
         "arrays_sha256": {key: _sha256(array.tobytes()) for key, array in stored.items()},
     }
-    path = Path(folder) / f"{name}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     _replace(path, buffer.getvalue())
     _replace(path.with_suffix(".json"), (json.dumps(record, indent=1) + "\n").encode())
+
+
+def read_archive(path: Path) -> tuple[dict[str, np.ndarray], dict]:
+    """Read what :func:`write_archive` wrote.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the npz file is not the one that the json file describes, or has other keys.
+    """
+    provenance = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    found = _sha256(path.read_bytes())
+    if found != provenance["sha256"]:
+        raise ValueError(
+            f"{path} is damaged, truncated or not the file that {path.with_suffix('.json').name} describes: "
+            f"sha256 {found}, expected {provenance['sha256']}; install the package again or run `make zoo`"
+        )
+    return read_npz(path, tuple(provenance["arrays_sha256"])), provenance
 
 
 def load_shipped(name: str, folder: str | os.PathLike = SHIPPED_FOLDER) -> Bundle:
@@ -89,24 +136,52 @@ def load_shipped(name: str, folder: str | os.PathLike = SHIPPED_FOLDER) -> Bundl
         FileNotFoundError: there is no such file.
         ValueError: the npz file is not the one that the json file describes, or has other keys.
     """
-    path = Path(folder) / f"{name}.npz"
-    provenance = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    found = _sha256(path.read_bytes())
-    if found != provenance["sha256"]:
-        raise ValueError(
-            f"{path} is damaged, truncated or not the file that {path.with_suffix('.json').name} describes: "
-            f"sha256 {found}, expected {provenance['sha256']}; install the package again or run `make zoo`"
-        )
-    stored = read_npz(path, _STORED_KEYS)
+    stored, provenance = read_archive(Path(folder) / f"{name}.npz")
     val, test = (
-        Split(
-            logits=_unpack_logits(stored[f"{split}_gaps"], stored[f"{split}_max"]),
-            labels=stored[f"{split}_labels"].astype(np.int64),
-            features=stored[f"{split}_features"].astype(np.float32),
-        )
+        Split(*_unpack_split(stored, split), features=_float32(stored.get(f"{split}_features")))
         for split in ("val", "test")
     )
     return Bundle(name, val, test, Head(stored["head_weight"], stored["head_bias"]), provenance)
+
+
+@lru_cache(maxsize=2)
+def load_shifted(name: str, folder: str | os.PathLike = SHIPPED_FOLDER) -> dict[str, dict[str, Split]]:
+    """Load what ``save_shifted`` wrote.
+
+    Args:
+        name: one of :func:`shifted_names`. folder: the folder it was written to.
+
+    Returns:
+        By condition and split name.
+
+    Raises:
+        FileNotFoundError, ValueError: as of :func:`read_archive`.
+    """
+    stored, provenance = read_archive(Path(folder) / "shift" / f"{name.replace('/', '_')}.npz")
+    return {
+        condition: {split: Split(*_unpack_split(stored, f"{condition}_{split}")) for split in ("val", "test")}
+        for condition in provenance["conditions"]
+    }
+
+
+def _stems(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.npz"))
+
+
+def _pack_split(prefix: str, logits: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    gaps, maximum = _pack_logits(logits, f"{prefix}_logits")
+    packed = _cast(labels, np.uint8 if logits.shape[1] <= 256 else np.uint16, f"{prefix}_labels")
+    return {f"{prefix}_gaps": gaps, f"{prefix}_max": maximum, f"{prefix}_labels": packed}
+
+
+def _unpack_split(stored: dict[str, np.ndarray], prefix: str) -> tuple[np.ndarray, np.ndarray]:
+    """(N, K) float64 logits and (N,) int64 labels."""
+    logits = _unpack_logits(stored[f"{prefix}_gaps"], stored[f"{prefix}_max"])
+    return logits, stored[f"{prefix}_labels"].astype(np.int64)
+
+
+def _float32(features: np.ndarray | None) -> np.ndarray | None:
+    return None if features is None else features.astype(np.float32)
 
 
 def _pack_logits(logits: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray]:

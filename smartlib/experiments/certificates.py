@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import lru_cache, partial
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,6 @@ def certificate_table(bundles: Sequence[str], profile: str) -> pd.DataFrame:
 
     Source: ours.
     """
-    confidences = cache(_confidences)
     tasks = []
     for name in bundles:
         bundle = load(name)
@@ -45,10 +44,11 @@ def certificate_table(bundles: Sequence[str], profile: str) -> pd.DataFrame:
                 for delta in DELTAS:
                     setting = {"bundle": name, "n_bins": n_bins, "bandwidth": bandwidth, "delta": delta}
                     key = task_key(arrays, sources, [setting])
-                    tasks.append(Task(key, setting, partial(_terms, confidences, name, setting)))
+                    tasks.append(Task(key, setting, partial(_terms, name, setting)))
     return run_tasks(tasks, f"{profile}_certificates")
 
 
+@lru_cache(maxsize=8)
 def _confidences(name: str) -> tuple[np.ndarray, np.ndarray, float]:
     """Confidence and correctness on the test split after SMART, and the ECE before it."""
     bundle = load(name)
@@ -60,8 +60,8 @@ def _confidences(name: str) -> tuple[np.ndarray, np.ndarray, float]:
     return *top_label(probs, bundle.test.labels), before
 
 
-def _terms(confidences: Callable, name: str, setting: dict) -> dict:
-    confidence, correct, before = confidences(name)
+def _terms(name: str, setting: dict) -> dict:
+    confidence, correct, before = _confidences(name)
     (row,) = certificate_grid(
         confidence, correct, n_bins=[setting["n_bins"]], bandwidths=[setting["bandwidth"]], deltas=[setting["delta"]]
     ).to_dict("records")

@@ -1,109 +1,74 @@
-"""The cells of the main experiment: a cell is a bundle and a calibrator with its settings, and gives one record.
+"""Run the experiments: lists of cells, each computed once and kept as a record (``make grid``).
 
-Records are kept as `smartlib.experiments.records` says, in ``records/<profile>.csv``.
+Records are kept as `smartlib.experiments.records` says: those of the main experiment in ``records/<profile>.csv``,
+those of another in ``records/<profile>_<experiment>.csv``.
 """
 
 from __future__ import annotations
 
 import json
-import warnings
+import os
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
+from pathlib import Path
 
-import numpy as np
+import click
 import pandas as pd
 
-from smartlib.calibrators import CalibrationWarning, TemperatureScaling, create
-from smartlib.calibrators.base import scaled_softmax
-from smartlib.data import Bundle, load
+from smartlib.calibrators import create
+from smartlib.data import Bundle
+from smartlib.experiments.cells import Cell, load, run_cell
+from smartlib.experiments.certificates import certificate_table
+from smartlib.experiments.coverage import coverage_table
+from smartlib.experiments.outputs import figures_folder
+from smartlib.experiments.plans import PLANS
+from smartlib.experiments.profiles import BUNDLES, bundle_names
 from smartlib.experiments.records import Task, run_tasks, sources_of, task_key
-from smartlib.metrics import evaluate
-from smartlib.uncertainty import compare
+from smartlib.metrics import METRICS
 
-N_RESAMPLES = 200
-COMPARED = ("ece", "smce", "nll")
+IDENTITY = ("bundle", "method", "settings", "val_size", "split_seed")
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One cell of an experiment.
+def run_experiment(name: str, profile: str) -> pd.DataFrame:
+    """The records of an experiment, computed where they are missing.
 
     Args:
-        bundle: name for `smartlib.load`.
-        method: "uncalibrated" or the name under which tables and figures show the method.
-        calibrator: registered name of the calibrator; "" for uncalibrated.
-        settings: its constructor arguments.
-        n_resamples: for intervals, noise floors and paired differences; 0 computes none of them.
+        name: a key of `smartlib.experiments.plans.PLANS`.
+        profile: whose bundles are used.
+
+    Returns:
+        As of :func:`run_cells`.
     """
-
-    bundle: str
-    method: str
-    calibrator: str = ""
-    settings: dict = field(default_factory=dict, hash=False)
-    n_resamples: int = N_RESAMPLES
+    return run_cells(PLANS[name](profile), profile if name == "main" else f"{profile}_{name}")
 
 
-def run_cells(cells: Sequence[Cell], profile: str) -> pd.DataFrame:
+def run_cells(cells: Sequence[Cell], name: str) -> pd.DataFrame:
     """The records of the cells, computed where they are missing.
 
     Args:
         cells: what to run.
-        profile: names the file of records.
+        name: of the file of records.
 
     Returns:
-        One row per cell, in their order: key, bundle, method, settings (JSON), the flat record of
-        `smartlib.evaluate`, ``kept_predictions``, ``<metric>_vs_ts`` with ``_low`` and ``_high`` (paired difference
-        from temperature scaling; ECE, smCE, NLL), and what the fit reports (temperature, objective, iterations).
+        One row per cell, in their order: key, bundle, method, settings (JSON), val_size ("all" or a number), split_seed
+        and what `smartlib.experiments.cells.run_cell` returns.
 
     Raises:
         RuntimeError: a record that was run again came out differently.
 
     Source: ours.
     """
-    bundle = cache(load)
-    tasks = [
-        Task(
-            cell_key(cell, bundle(cell.bundle)),
-            {"bundle": cell.bundle, "method": cell.method, "settings": json.dumps(cell.settings, sort_keys=True)},
-            partial(run_cell, cell, bundle(cell.bundle)),
-        )
-        for cell in cells
-    ]
-    return run_tasks(tasks, profile, is_checked=_is_checked)
-
-
-def run_cell(cell: Cell, bundle: Bundle) -> dict:
-    """Fit on the validation split, predict and judge on the test split; one flat record."""
-    test = bundle.test
-    baseline = TemperatureScaling().fit(bundle.val.logits, bundle.val.labels).predict_proba(test.logits)
-    details = {}
-    if cell.method == "uncalibrated":
-        probs = scaled_softmax(test.logits, 1.0)
-    else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CalibrationWarning)  # counted in the record below
-            calibrator = create(cell.calibrator, **cell.settings)
-            calibrator.fit(bundle.val.logits, bundle.val.labels, features=bundle.val.features, head=bundle.head)
-            probs = calibrator.predict_proba(test.logits, features=test.features)
-        for name in ("temperature_", "objective_", "n_iter_", "converged_", "n_errors_"):
-            if hasattr(calibrator, name):
-                details[name.removesuffix("_")] = getattr(calibrator, name)
-    record = evaluate(probs, test.labels, n_resamples=cell.n_resamples).to_dict()
-    record["kept_predictions"] = float(np.mean(probs.argmax(axis=1) == test.logits.argmax(axis=1)))
-    for metric in COMPARED if cell.n_resamples else ():
-        difference = compare(probs, baseline, test.labels, metric, n_resamples=cell.n_resamples)
-        record[f"{metric}_vs_ts"] = difference.difference
-        record[f"{metric}_vs_ts_low"], record[f"{metric}_vs_ts_high"] = difference.low, difference.high
-    return record | details
+    tasks = [Task(cell_key(cell, load(cell.bundle)), _identity(cell), partial(run_cell, cell)) for cell in cells]
+    return run_tasks(tasks, name, is_checked=_is_checked)
 
 
 def cell_key(cell: Cell, bundle: Bundle) -> str:
     """The key of a cell's record."""
-    arrays = [array for split in (bundle.val, bundle.test) for array in (split.logits, split.labels)]
     modules = [] if cell.method == "uncalibrated" else [module_of(cell.calibrator)]
-    what = [cell.bundle, cell.method, cell.calibrator, cell.settings, cell.n_resamples]
-    return task_key(arrays, sources_of("metrics", "calibrators.scaling", *modules), what)
+    sources = sources_of("experiments.cells", "metrics", "calibrators.scaling", *modules)
+    what = [*_identity(cell).values(), cell.calibrator, cell.n_resamples, bundle.sha256]
+    return task_key([], sources, what)
 
 
 def module_of(calibrator: str) -> str:
@@ -115,6 +80,85 @@ def module_of(calibrator: str) -> str:
     return type(create(calibrator)).__module__.removeprefix("smartlib.")
 
 
+def tidy(records: pd.DataFrame) -> pd.DataFrame:
+    """Records of cells with one row per metric, as one file for whoever wants to draw something else from them.
+
+    Args:
+        records: from :func:`run_cells`.
+
+    Returns:
+        Columns ``bundle, method, settings, val_size, split_seed, n_val, n_val_errors, n`` (test samples), ``metric,
+        value, low, high`` (95 % interval), ``floor, floor_q95`` (noise floor), ``vs_ts, vs_ts_low, vs_ts_high``; empty
+        where a record has none.
+    """
+    fixed = [*IDENTITY, "n_val", "n_val_errors", "n"]
+    parts = []
+    for metric in METRICS:
+        names = {metric: "value"} | {f"{metric}_{end}": end for end in ("low", "high", "floor", "floor_q95")}
+        names |= {f"{metric}_vs_ts{end}": f"vs_ts{end}" for end in ("", "_low", "_high")}
+        part = records.reindex(columns=[*fixed, *names]).rename(columns=names)
+        parts.append(part.assign(metric=metric))
+    long = pd.concat(parts, ignore_index=True)
+    return long[[*fixed, "metric", *[c for c in long.columns if c not in (*fixed, "metric")]]]
+
+
+def _identity(cell: Cell) -> dict:
+    return {
+        "bundle": cell.bundle,
+        "method": cell.method,
+        "settings": json.dumps(cell.settings, sort_keys=True),
+        "val_size": "all" if cell.val_size is None else cell.val_size,
+        "split_seed": cell.split_seed,
+    }
+
+
 def _is_checked(column: str) -> bool:
     # One sample in a bin decides the MCE, and the end point of a solver may differ where the objective is flat.
     return column not in ("objective", "temperature") and column.split("_")[0] != "mce"
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    """Run experiments, export records."""
+
+
+@main.command("run")
+@click.option("--profile", type=click.Choice(list(BUNDLES)), default="embedded", show_default=True)
+@click.argument("names", nargs=-1, type=click.Choice(tuple(PLANS)))
+def run_command(profile: str, names: tuple[str, ...]) -> None:
+    """Compute the records that are missing (SMARTLIB_FORCE=1: all) of the experiments NAMED, or of all."""
+    for name in names or PLANS:
+        start = time.monotonic()
+        records = run_experiment(name, profile)
+        click.echo(f"{name}: {len(records)} records, {time.monotonic() - start:.0f} s")
+    if not names:
+        start = time.monotonic()
+        certificate_table(bundle_names(profile), profile)
+        if profile == "embedded":
+            coverage_table()
+        click.echo(f"certificates and coverage: {time.monotonic() - start:.0f} s")
+
+
+@main.command("export")
+@click.argument("target", type=click.Path(path_type=Path))
+def export_command(target: Path) -> None:
+    """Write the records of all experiments and profiles to TARGET, one row per cell and metric (CSV)."""
+    tables = []
+    for path in sorted((figures_folder() / "records").glob("*.csv")):
+        records = pd.read_csv(path, keep_default_na=False, na_values=[""])
+        if set(IDENTITY) <= set(records.columns):
+            profile, _, experiment = path.stem.partition("_")
+            table = tidy(records)
+            table.insert(0, "experiment", experiment or "main")
+            table.insert(0, "profile", profile)
+            tables.append(table)
+    if not tables:
+        raise click.ClickException(f"there are no records in {figures_folder() / 'records'}")
+    partial_file = target.with_name(target.name + ".partial")
+    pd.concat(tables, ignore_index=True).to_csv(partial_file, index=False, float_format="%.8g", lineterminator="\n")
+    os.replace(partial_file, target)
+    click.echo(f"{target}: {sum(map(len, tables))} rows")
+
+
+if __name__ == "__main__":
+    main()

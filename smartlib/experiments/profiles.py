@@ -17,6 +17,19 @@ BUNDLES = {
     ),
 }
 
+# What the experiments of notebooks 05 to 10 add to them: training methods that calibrate, and a many-class task.
+_FURTHER = {
+    "embedded": (
+        "fashion/wideresnet",
+        "fashion/resnet-focal",
+        "fashion/resnet-smoothing",
+        "fashion/resnet-mixup",
+        "fashion-pairs/resnet",
+        "fashion-pairs/wideresnet",
+        "fashion-pairs/vit",
+    ),
+}
+
 # Bundles whose values others reported: dataset and model in `smartlib.experiments.reported`.
 REPORTED_AS = {
     "public/cifar10-resnet50-ce": ("cifar10", "resnet50"),
@@ -36,3 +49,12 @@ def bundle_names(profile: str) -> tuple[str, ...]:
     if profile not in BUNDLES:
         raise ValueError(f"unknown profile {profile!r}; known: {', '.join(BUNDLES)}")
     return BUNDLES[profile]
+
+
+def experiment_bundles(profile: str) -> tuple[str, ...]:
+    """The bundles of the experiments: those of :func:`bundle_names`, and more.
+
+    Raises:
+        ValueError: an unknown profile.
+    """
+    return bundle_names(profile) + _FURTHER.get(profile, ())

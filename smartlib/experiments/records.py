@@ -1,10 +1,11 @@
 """Finished work, kept as rows of a small table, so that it is done once.
 
 A task has a key made of everything that decides its result: data, the library's sources that it uses, settings, seeds.
-Its result is one row of ``records/<name>.csv`` in the folder of the figures, written atomically as soon as it is
-there. A task whose key has a row is not run again, so that an interrupted run resumes, a fresh clone draws in minutes,
-and changed code never shows stale numbers. A random two per cent of the rows that are used are computed again and
-compared: nobody has to believe a table. ``SMARTLIB_FORCE=1`` runs all.
+Its result is one row of ``records/<name>.csv`` in the folder of the figures; until a run is over, one line of
+``<name>.journal`` beside it, written as soon as it is there. A task whose key has a row is not run again, so that an
+interrupted run resumes, a fresh clone draws in minutes, and changed code never shows stale numbers. A random two per
+cent of the rows that are used are computed again and compared: nobody has to believe a table. ``SMARTLIB_FORCE=1`` runs
+all. Where tasks run, `smartlib.experiments.workers` says.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tqdm.auto import tqdm
 
 import smartlib
 from smartlib.experiments.outputs import figures_folder
+from smartlib.experiments.workers import compute
 
 # A record is checked within this (fractions, nats): below any digit shown, above the rounding of another processor.
 CHECK_TOLERANCE = 2e-4
@@ -39,7 +41,7 @@ class Task:
         key: from :func:`task_key`.
         identity: columns that say what the record is about; they name it in messages, and a record of the same identity
             under an older key is replaced.
-        run: computes the other columns.
+        run: computes the other columns; other processes must be able to receive it (a partial of a module's function).
     """
 
     key: str
@@ -89,7 +91,7 @@ def sources_of(*modules: str) -> tuple[str, ...]:
 def run_tasks(
     tasks: Sequence[Task], name: str, *, is_checked: Callable[[str], bool] = lambda column: True
 ) -> pd.DataFrame:
-    """The records of the tasks, computed where they are missing.
+    """The records of the tasks, computed where they are missing, on all cores or on a cluster.
 
     Args:
         tasks: what to run; keys are distinct.
@@ -100,29 +102,39 @@ def run_tasks(
         One row per task, in their order: key, identity, results.
 
     Raises:
-        RuntimeError: a record that was computed again came out differently.
+        RuntimeError: a record that was computed again came out differently; or workers of a cluster run other sources.
 
     Source: ours.
     """
     path = figures_folder() / "records" / f"{name}.csv"
-    records = _read(path) if path.is_file() else pd.DataFrame()
-    known = {row["key"]: row for row in records.to_dict("records")}
-    force = os.environ.get("SMARTLIB_FORCE") == "1"
-    reused = {task.key for task in tasks if task.key in known and not force}
+    journal = path.with_suffix(".journal")
+    known = {row["key"]: row for row in _read(path).to_dict("records")} if path.is_file() else {}
+    finished = _read_journal(journal)  # by a run that was killed
+    known |= finished
+    # A forced run that was killed goes on where it stopped.
+    trusted = finished if os.environ.get("SMARTLIB_FORCE") == "1" else known
+    reused = {task.key for task in tasks if task.key in trusted}
     checked = (
         set(np.random.default_rng().choice(sorted(reused), math.ceil(len(reused) / 50), replace=False))
         if reused
         else set()
     )
-    for task in tqdm(tasks, desc=name, disable=len(reused) == len(tasks)):
-        if task.key in reused and task.key not in checked:
-            continue
-        found = {"key": task.key} | task.identity | task.run()
-        if task.key in checked:
-            _compare(found, known[task.key], task.identity, is_checked)
-        else:
-            known[task.key] = found
+    waiting = [task for task in tasks if task.key not in reused or task.key in checked]
+    new = len(finished)
+    progress = tqdm(compute(waiting), desc=name, total=len(waiting), disable=len(reused) == len(tasks))
+    try:
+        for task, result in progress:
+            found = {"key": task.key} | task.identity | result
+            if task.key in checked:
+                _compare(found, known[task.key], task.identity, is_checked)
+            else:
+                _append(journal, found)
+                known[task.key] = found
+                new += 1
+    finally:
+        if new:
             _write(path, known, tasks)
+            journal.unlink(missing_ok=True)
     # Read back, so that a record shows the same digits whether it is new or old.
     return _read(path).set_index("key").loc[[task.key for task in tasks]].reset_index()
 
@@ -136,6 +148,25 @@ def _read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, keep_default_na=False, na_values=[""])
 
 
+def _append(journal: Path, record: dict) -> None:
+    """Keep a finished record at once, as a line of its own: the table is written when all are there."""
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(record, default=float)
+    with journal.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def _read_journal(journal: Path) -> dict[str, dict]:
+    """Records by key; a last line that was cut short is left out."""
+    if not journal.is_file():
+        return {}
+    *lines, cut = journal.read_text(encoding="utf-8").split("\n")
+    if cut:
+        # Else the next record would be written behind it.
+        journal.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return {record["key"]: record for record in map(json.loads, lines)}
+
+
 def _write(path: Path, known: dict[str, dict], tasks: Sequence[Task]) -> None:
     """Replace the file of records; records of these tasks under an older key are dropped."""
     position = {task.key: i for i, task in enumerate(tasks)}
@@ -143,7 +174,7 @@ def _write(path: Path, known: dict[str, dict], tasks: Sequence[Task]) -> None:
     current = {tuple(str(task.identity[c]) for c in columns) for task in tasks}
     kept = [
         row for key, row in known.items()
-        if key in position or tuple(str(row[c]) for c in columns) not in current
+        if key in position or tuple(str(row.get(c)) for c in columns) not in current
     ]  # fmt: skip
     # In the order of the tasks, however many runs it took.
     table = pd.DataFrame(sorted(kept, key=lambda row: position.get(row["key"], len(tasks))))

@@ -21,7 +21,7 @@ VARIANTS = {
     "smart-adam": ("smart", {"solver": "adam", "seed": 0}),
     "smart-321": ("smart", {"hidden": [16, 16]}),
 }
-N_SPLITS = 10
+N_SPLITS = 5
 
 # Validation sizes of the data efficiency experiment, beside all samples.
 SIZES = (32, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -48,7 +48,7 @@ def methods_of(bundle: str) -> Iterator[tuple[str, str, dict]]:
 
 
 def main_cells(profile: str) -> list[Cell]:
-    """All bundles and methods: once on all validation samples, and on ten random halves of them."""
+    """All bundles and methods: once on all validation samples, and on five random halves of them."""
     cells = []
     for bundle in experiment_bundles(profile):
         half = len(load(bundle).val.labels) // 2

@@ -22,6 +22,8 @@ VARIANTS = {
     "smart-321": ("smart", {"hidden": [16, 16]}),
 }
 N_SPLITS = 5
+# Fits of half a minute and more: once is enough.
+NOT_RESAMPLED = ("dirichlet", "smart-adam")
 
 # Validation sizes of the data efficiency experiment, beside all samples.
 SIZES = (32, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -54,7 +56,7 @@ def main_cells(profile: str) -> list[Cell]:
         half = len(load(bundle).val.labels) // 2
         for method, calibrator, settings in methods_of(bundle):
             cells.append(Cell(bundle, method, calibrator, settings))
-            if method != "uncalibrated":
+            if method not in ("uncalibrated", *NOT_RESAMPLED):
                 cells += [
                     Cell(bundle, method, calibrator, settings, half, seed, n_resamples=0) for seed in range(N_SPLITS)
                 ]

@@ -252,7 +252,8 @@ def test_a_file_with_other_keys_lists_them(tmp_path, arrays):
     zoo.save_arrays(tmp_path, "fashion/tiny", arrays, {})
     path = tmp_path / "fashion" / "tiny.npz"
     np.savez(path, logits=np.eye(2))
-    path.with_suffix(".json").write_text(json.dumps({"sha256": zoo._sha256(path.read_bytes())}))
+    record = json.loads(path.with_suffix(".json").read_text())
+    path.with_suffix(".json").write_text(json.dumps(record | {"sha256": zoo._sha256(path.read_bytes())}))
     with pytest.raises(ValueError, match=r"keys found \['logits'\]"):
         zoo.load_shipped("fashion/tiny", tmp_path)
 

@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import os
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,6 +26,22 @@ from smartlib.data.readers import read_npz
 SHIPPED_FOLDER = Path(__file__).parent / "shipped"
 
 DATASETS = ("fashion", "fashion-pairs")
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """How far some test images of a model are from its decision boundary.
+
+    Args:
+        rows: (N,) int64, indices into the test split of the model's bundle.
+        distance: (N,) float64, the L2 norm of the smallest change found that leaves the region of the predicted class,
+            pixels being in [0, 1]; NaN where none was found.
+        other: (N,) int64, the class across, -1 where none was found.
+    """
+
+    rows: np.ndarray
+    distance: np.ndarray
+    other: np.ndarray
 
 
 def names() -> tuple[str, ...]:
@@ -90,6 +107,31 @@ def save_shifted(
     write_archive(path, stored, provenance | {"conditions": list(shifted)})
 
 
+def save_boundary(folder: str | os.PathLike, name: str, boundary: Boundary, provenance: dict) -> None:
+    """Write a model's distances to the decision boundary to ``<folder>/boundary/``.
+
+    Args:
+        folder: for instance ``SHIPPED_FOLDER``. name: of the model's bundle.
+        boundary: rows and distances, the classes in -1..32767.
+        provenance: written to the json file beside.
+
+    Raises:
+        ValueError: arrays of different lengths, or a distance that is negative or infinite.
+    """
+    rows, distance, other = boundary.rows, boundary.distance, boundary.other
+    if not len(rows) == len(distance) == len(other):
+        raise ValueError(f"rows, distance and other must be of one length, got {len(rows)}, {len(distance)}, {len(other)}")
+    bad = np.flatnonzero((distance < 0) | np.isinf(distance))
+    if bad.size:
+        raise ValueError(f"distance[{bad[0]}] is {distance[bad[0]]}; it must be a length, or NaN where none was found")
+    stored = {
+        "rows": np.asarray(rows, dtype=np.int32),
+        "distance": np.asarray(distance, dtype=np.float32),
+        "other": np.asarray(other, dtype=np.int16),
+    }
+    write_archive(Path(folder) / "boundary" / f"{name.replace('/', '_')}.npz", stored, provenance)
+
+
 def write_archive(path: Path, stored: dict[str, np.ndarray], provenance: dict) -> None:
     """Write arrays as npz and what is known of them, with checksums, as json beside it."""
     # numpy dates every member of the archive 1980, so the bytes depend on the arrays alone.
@@ -142,6 +184,21 @@ def load_shipped(name: str, folder: str | os.PathLike = SHIPPED_FOLDER) -> Bundl
         for split in ("val", "test")
     )
     return Bundle(name, val, test, Head(stored["head_weight"], stored["head_bias"]), provenance)
+
+
+def load_boundary(name: str, folder: str | os.PathLike = SHIPPED_FOLDER) -> Boundary:
+    """Load what ``save_boundary`` wrote.
+
+    Args:
+        name: one of :func:`boundary_names`. folder: the folder it was written to.
+
+    Raises:
+        FileNotFoundError, ValueError: as of :func:`read_archive`.
+    """
+    stored, _ = read_archive(Path(folder) / "boundary" / f"{name.replace('/', '_')}.npz")
+    return Boundary(
+        stored["rows"].astype(np.int64), stored["distance"].astype(np.float64), stored["other"].astype(np.int64)
+    )
 
 
 @lru_cache(maxsize=2)

@@ -93,7 +93,8 @@ def save_shifted(
 
     Args:
         folder: for instance ``SHIPPED_FOLDER``. name: of the model's bundle.
-        shifted: by condition (``"gaussian-noise-3"``) and split (``"val"``, ``"test"``): logits (N, K), labels (N,).
+        shifted: by condition (``"gaussian-noise-3"``) and split (``"test"``, perhaps ``"val"``): logits (N, K) float32
+            and labels (N,) int64.
         provenance: written to the json file beside.
 
     Raises:
@@ -120,7 +121,9 @@ def save_boundary(folder: str | os.PathLike, name: str, boundary: Boundary, prov
     """
     rows, distance, other = boundary.rows, boundary.distance, boundary.other
     if not len(rows) == len(distance) == len(other):
-        raise ValueError(f"rows, distance and other must be of one length, got {len(rows)}, {len(distance)}, {len(other)}")
+        raise ValueError(
+            f"rows, distance and other must be of one length, got {len(rows)}, {len(distance)}, {len(other)}"
+        )
     bad = np.flatnonzero((distance < 0) | np.isinf(distance))
     if bad.size:
         raise ValueError(f"distance[{bad[0]}] is {distance[bad[0]]}; it must be a length, or NaN where none was found")
@@ -216,7 +219,11 @@ def load_shifted(name: str, folder: str | os.PathLike = SHIPPED_FOLDER) -> dict[
     """
     stored, provenance = read_archive(Path(folder) / "shift" / f"{name.replace('/', '_')}.npz")
     return {
-        condition: {split: Split(*_unpack_split(stored, f"{condition}_{split}")) for split in ("val", "test")}
+        condition: {
+            split: Split(*_unpack_split(stored, f"{condition}_{split}"))
+            for split in ("val", "test")
+            if f"{condition}_{split}_labels" in stored
+        }
         for condition in provenance["conditions"]
     }
 

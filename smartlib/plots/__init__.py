@@ -5,15 +5,17 @@ from smartlib.plots.intervals import interval_plot
 from smartlib.plots.maps import temperature_map
 from smartlib.plots.monotone import monotone_fit, monotone_plot
 from smartlib.plots.reliability import reliability_diagram
-from smartlib.plots.style import COLOURS, FREE_COLOURS, LABELS, colour, label, style_context, use_style
+from smartlib.plots.style import COLOURS, FREE_COLOURS, LABELS, MARKERS, colour, label, marker, style_context, use_style
 
 __all__ = [
     "COLOURS",
     "FREE_COLOURS",
     "LABELS",
+    "MARKERS",
     "colour",
     "interval_plot",
     "label",
+    "marker",
     "monotone_fit",
     "monotone_plot",
     "proposition_plot",

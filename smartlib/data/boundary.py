@@ -19,11 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-N_CLASSES_TRIED = 4  # runners-up whose boundaries DeepFool compares
+N_COMPARED = 9  # runners-up whose boundaries DeepFool compares at the original image
+N_FOLLOWED = 3  # of these the nearest, which it compares at its later steps
 N_DEEPFOOL = 12
 N_REFINEMENTS = 12
-N_SECANTS = 3  # evaluations of the network that find the boundary on a segment, while the segment is still changing
-N_LAST_SECANTS = 6
+N_EVALUATIONS = 3  # of the network, to find the boundary on a segment; 10 at the end, when the segment stays
+N_LAST_EVALUATIONS = 10
 # DeepFool steps this much further than the linear boundary, as a curved one may lie behind it.
 OVERSHOOT = 1.05
 # A shorter step toward the projection is not tried: the boundary is then as near as this search finds it.
@@ -102,33 +103,38 @@ def _search(model: Model, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
     if len(found):
         best, best_other = _meet(model, x[found], across[found], predicted[found], start[found])
         best = _refine(model, x[found], best, predicted[found], best_other, start[found])
-        across[found], other[found] = _meet(model, x[found], best, predicted[found], start[found], N_LAST_SECANTS)
+        across[found], other[found] = _meet(model, x[found], best, predicted[found], start[found], N_LAST_EVALUATIONS)
     distance = _norm(across - x)
     return distance, predicted, torch.where(distance.isnan(), -1, other), across
 
 
 def _deepfool(model: Model, x: torch.Tensor, predicted: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """A point across the boundary, (N, 1, H, W); NaN where there was none after ``N_DEEPFOOL`` steps."""
-    n_tried = min(N_CLASSES_TRIED, logits.shape[1] - 1)
-    tried = logits.scatter(1, predicted[:, None], -torch.inf).topk(n_tried, dim=1).indices
+    n_compared = min(N_COMPARED, logits.shape[1] - 1)
+    rivals = logits.scatter(1, predicted[:, None], -torch.inf).topk(n_compared, dim=1).indices
     result = torch.full_like(x, torch.nan)
-    rows, point = torch.arange(len(x), device=x.device), x
-    for _ in range(N_DEEPFOOL + 1):
-        point = point.detach().requires_grad_()
+    crossed = _gap_and_other(logits, predicted)[0] <= 0  # a tie
+    result[crossed] = x[crossed]
+    rows = torch.nonzero(~crossed)[:, 0]
+    point, rivals = x[rows], rivals[rows]
+    for _ in range(N_DEEPFOOL):
+        point = point.requires_grad_()
         z = model(point)
-        crossed = _gap_and_other(z.detach(), predicted[rows])[0] <= 0
-        result[rows[crossed]] = point.detach()[crossed]
-        gaps = z.gather(1, predicted[rows, None]) - z.gather(1, tried[rows])
+        gaps = z.gather(1, predicted[rows, None]) - z.gather(1, rivals)
         moves = []
-        for k in range(n_tried):
-            (slope,) = torch.autograd.grad(gaps[:, k].sum(), point, retain_graph=k < n_tried - 1)
-            moves.append(_project(point.detach(), -slope, OVERSHOOT * gaps[:, k].detach().clamp(min=0)))
-        moves = torch.stack(moves)
-        nearest = torch.stack([_norm(move - point.detach()) for move in moves]).nan_to_num(torch.inf).argmin(dim=0)
-        point = moves[nearest, torch.arange(len(rows), device=x.device)]
+        for k in range(rivals.shape[1]):
+            (slope,) = torch.autograd.grad(gaps[:, k].sum(), point, retain_graph=k < rivals.shape[1] - 1)
+            moves.append(_project(point.detach(), -slope, OVERSHOOT * gaps[:, k].detach()))
+        lengths = torch.stack([_norm(move - point.detach()) for move in moves], dim=1).nan_to_num(torch.inf)
+        nearest = lengths.argsort(dim=1, stable=True)[:, :N_FOLLOWED]
+        rivals = rivals.gather(1, nearest)
+        point = torch.stack(moves, dim=1)[torch.arange(len(rows), device=x.device), nearest[:, 0]]
+        with torch.no_grad():
+            crossed = _gap_and_other(model(point), predicted[rows])[0] <= 0
+        result[rows[crossed]] = point[crossed]
         # Where no step leads toward a boundary the point is NaN, and the search for this image ends.
         going = ~crossed & ~point.isnan().flatten(1).any(dim=1)
-        rows, point = rows[going], point[going]
+        rows, rivals, point = rows[going], rivals[going], point[going]
         if not len(rows):
             break
     return result
@@ -183,25 +189,28 @@ def _meet(
     end: torch.Tensor,
     predicted: torch.Tensor,
     start: torch.Tensor,
-    n_secants: int = N_SECANTS,
+    n_evaluations: int = N_EVALUATIONS,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Where the segment from x to a point across meets the boundary; the point returned is on it or just behind it.
 
-    The regula falsi in its Illinois form: a secant between two points of different sign, the older end's value halved
-    when it stays.
+    Secants and bisections by turns: the secant is exact where the network is linear, the bisection makes sure. The
+    secant is the regula falsi in its Illinois form, which halves the value of an end that stays.
 
     Args:
-        x, end: the two ends. start: the gap at x, >= 0. n_secants: how often the network is asked.
+        x, end: the two ends, the end across. start: the gap at x, >= 0. n_evaluations: of the network.
 
     Returns:
         Points (N, 1, H, W) and the classes across (N,).
     """
     low, high = torch.zeros_like(start), torch.ones_like(start)
     f_low = start.clone()
+    # The end was across when it was found; in a batch of another size rounding may say that it is just not.
     f_high, other = _gap_and_other(model(end), predicted)
+    f_high = f_high.clamp(max=0)
     last_side = torch.zeros_like(start)
-    for _ in range(n_secants):
-        s = low + (high - low) * (f_low / (f_low - f_high).clamp(min=torch.finfo(start.dtype).tiny))
+    for i in range(n_evaluations):
+        share = f_low / (f_low - f_high).clamp(min=torch.finfo(start.dtype).tiny) if i % 2 == 0 else 0.5
+        s = low + (high - low) * share
         f, seen = _gap_and_other(model(x + s[:, None, None, None] * (end - x)), predicted)
         far = f <= 0
         side = torch.where(far, 1.0, -1.0)

@@ -6,6 +6,7 @@ from smartlib.plots.maps import temperature_map
 from smartlib.plots.monotone import monotone_fit, monotone_plot
 from smartlib.plots.ranks import critical_difference_diagram, method_matrix
 from smartlib.plots.reliability import reliability_diagram
+from smartlib.plots.spread import validation_spread_plot
 from smartlib.plots.style import COLOURS, FREE_COLOURS, LABELS, MARKERS, colour, label, marker, style_context, use_style
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "temperature_band",
     "temperature_map",
     "use_style",
+    "validation_spread_plot",
 ]

@@ -60,12 +60,13 @@ def critical_difference_diagram(average_ranks: pd.Series, distance: float, *, ax
         left = i < n_left
         y = -1.0 - bars - (i if left else len(ordered) - 1 - i)
         x = low - 0.25 if left else high + 0.25
-        ax.plot([rank, rank, x], [0, y, y], color=colour(method), linewidth=1.0)
+        ax.plot([rank, rank, x], [0, y, y], color=colour(method), linewidth=1.0, clip_on=False)
         ax.plot(rank, 0, marker(method), color=colour(method), clip_on=False, zorder=3)
         text = f"{label(method)}  {rank:.1f}" if left else f"{rank:.1f}  {label(method)}"
         ax.text(x, y, text + " " if left else " " + text, ha="right" if left else "left", va="center", fontsize=8)
     ax.plot([low, low + distance], [1.7, 1.7], color="black", linewidth=1.2, marker="|", markersize=6)
     ax.text(low + distance / 2, 1.9, f"critical difference {distance:.1f}", ha="center", va="bottom", fontsize=8)
+    ax.text(high, 1.9, "average rank (1 is best)", ha="right", va="bottom", fontsize=8)
     ax.set(ylim=(-1.6 - bars - (n_left - 1), 2.8), xlim=(low, max(high, low + distance)))
     ax.set_xticks(range(low, high + 1))
     ax.xaxis.tick_top()

@@ -127,7 +127,7 @@ def read_source(path: Path, profile: str) -> nbformat.NotebookNode:
 
 
 @contextmanager
-def kernel_environment(work: Path, root: Path, force: bool) -> Iterator[None]:
+def kernel_environment(work: Path, root: Path) -> Iterator[None]:
     """Set the environment that kernels inherit, and restore it: papermill offers no argument for it."""
     saved = dict(os.environ)
     os.environ.update(
@@ -141,8 +141,6 @@ def kernel_environment(work: Path, root: Path, force: bool) -> Iterator[None]:
         PYTHONHASHSEED="0",
     )
     os.environ.pop("MPLBACKEND", None)  # the kernel chooses the inline backend only where this is not set
-    if force:
-        os.environ["SMARTLIB_FORCE"] = "1"
     try:
         yield
     finally:
@@ -150,9 +148,7 @@ def kernel_environment(work: Path, root: Path, force: bool) -> Iterator[None]:
         os.environ.update(saved)
 
 
-def execute(
-    path: Path, work: Path, *, profile: str, root: Path, force: bool = False, timeout: float | None = None
-) -> Path:
+def execute(path: Path, work: Path, *, profile: str, root: Path, timeout: float | None = None) -> Path:
     """Run one notebook.
 
     Args:
@@ -160,7 +156,6 @@ def execute(
         work: The folder that receives ``notebooks/<name>.ipynb`` and ``figures/``.
         profile: The value of the notebook's parameter `profile`.
         root: The repository.
-        force: Whether the experiments compute their records anew.
         timeout: Seconds that one cell may take; by default what the profile allows.
 
     Returns:
@@ -186,7 +181,7 @@ def execute(
         ):
             write_atomically(copied, committed.read_bytes())
     try:
-        with kernel_environment(work, root, force):
+        with kernel_environment(work, root):
             executed = papermill.execute_notebook(
                 str(path),
                 str(output),
@@ -371,6 +366,8 @@ def build(
 def verify(root: Path, timeout: float | None = None) -> list[Difference]:
     """Run every notebook afresh and compare the numbers, tables and text outputs with the committed ones.
 
+    Experiments take the committed records and compute a random two per cent of them again (`make grid FORCE=1`: all).
+
     Args:
         root: The repository; only its build/verify/ is written to.
         timeout: Seconds that one cell may take; by default what the profile allows.
@@ -386,7 +383,7 @@ def verify(root: Path, timeout: float | None = None) -> list[Difference]:
     differences: list[Difference] = []
     for path in find_notebooks(root):
         click.echo(f"{path.stem}: running")
-        output = execute(path, work, profile=DEFAULT_PROFILE, root=root, force=True, timeout=timeout)
+        output = execute(path, work, profile=DEFAULT_PROFILE, root=root, timeout=timeout)
         named = find_differences(flatten(path), flatten(output), rounded=True)
         differences += [(f"notebooks/{path.name}: {place}", old, new) for place, old, new in named]
         for name in sorted(files_of(work / "figures", path) | files_of(root / "figures", path)):

@@ -6,24 +6,36 @@ the place where settings are looked at. Test splits are for the comparisons of f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 
 from smartlib.calibrators import create, names
 from smartlib.data import load
-from smartlib.experiments.cells import Cell
-from smartlib.experiments.profiles import experiment_bundles
+from smartlib.data.corruptions import CORRUPTIONS, SEVERITIES
+from smartlib.data.zoo import load_shifted
+from smartlib.experiments.cells import N_RESAMPLES, Cell
+from smartlib.experiments.profiles import LONG_TAILED, SHIFTED, SKEWED, bundle_names, experiment_bundles
 
 # Methods of the main table, by the name that tables show: the registered calibrators, and variants of SMART.
 VARIANTS = {
     "smart-adam": ("smart", {"solver": "adam", "seed": 0}),
     "smart-321": ("smart", {"hidden": [16, 16]}),
 }
-N_SPLITS = 10
+N_SPLITS = 5
+# Fits of half a minute and more: once is enough.
+NOT_RESAMPLED = ("dirichlet", "smart-adam")
 
 # Validation sizes of the data efficiency experiment, beside all samples.
 SIZES = (32, 50, 100, 200, 500, 1000, 2000, 5000)
 SIZE_METHODS = ("ts", "ets", "vs", "spline", "hb", "ir", "smart")
 N_SIZE_SPLITS = 20
+
+# Shift and long tails: the methods; those that are compared with temperature scaling condition by condition, and where;
+# severities and methods with validation images of the same shift; ratios of class skew.
+SHIFT_METHODS = ("uncalibrated", "ts", "ets", "hb", "ir", "spline", "smart")
+COMPARED_METHODS, COMPARED_SEVERITIES = ("ir", "smart"), (1, 3, 5)
+MATCHED_METHODS, MATCHED_SEVERITIES = ("ts", "hb", "ir", "smart"), (3, 5)
+SKEW_RATIOS, N_CONTROLS = (10, 100, 1000), 5
 
 
 def methods_of(bundle: str) -> Iterator[tuple[str, str, dict]]:
@@ -38,13 +50,13 @@ def methods_of(bundle: str) -> Iterator[tuple[str, str, dict]]:
 
 
 def main_cells(profile: str) -> list[Cell]:
-    """All bundles and methods: once on all validation samples, and on ten random halves of them."""
+    """All bundles and methods: once on all validation samples; of the shipped bundles also on five random halves."""
     cells = []
     for bundle in experiment_bundles(profile):
         half = len(load(bundle).val.labels) // 2
         for method, calibrator, settings in methods_of(bundle):
             cells.append(Cell(bundle, method, calibrator, settings))
-            if method != "uncalibrated":
+            if profile == "embedded" and method not in ("uncalibrated", *NOT_RESAMPLED):
                 cells += [
                     Cell(bundle, method, calibrator, settings, half, seed, n_resamples=0) for seed in range(N_SPLITS)
                 ]
@@ -65,4 +77,62 @@ def size_cells(profile: str) -> list[Cell]:
     return cells
 
 
-PLANS: dict[str, Callable[[str], list[Cell]]] = {"main": main_cells, "size": size_cells}
+def shift_cells(profile: str) -> list[Cell]:
+    """Corruptions and sketches, long-tailed training, and class skew, as far as a profile has models for them.
+
+    Raises:
+        ValueError: an unknown profile.
+    """
+    bundle_names(profile)
+    shifted, skewed = SHIFTED.get(profile, ()), SKEWED.get(profile, ())
+    cells = [cell for bundle in dict.fromkeys((*shifted, *skewed)) for cell in _each_method(bundle)]
+    for model in shifted:
+        cells += _corruption_cells(model) + _matched_cells(model)
+    for model, ratio in LONG_TAILED.get(profile, {}).items():
+        for val, test in product(("clean", f"long-tailed-{ratio}"), repeat=2):
+            cells += _each_method(f"{model}@{val}:{test}")
+    for model in skewed:
+        cells += _skew_cells(model)
+    return cells
+
+
+def _corruption_cells(model: str) -> list[Cell]:
+    """Calibrated on clean validation samples, judged on shifted images."""
+    cells = _each_method(f"{model}@clean:sketch")
+    for corruption, severity in product(CORRUPTIONS, SEVERITIES):
+        compared = COMPARED_METHODS if severity in COMPARED_SEVERITIES else ()
+        for method in SHIFT_METHODS:
+            n_resamples = N_RESAMPLES if method in compared else 0
+            cells += _each_method(f"{model}@clean:{corruption}-{severity}", [method], n_resamples=n_resamples)
+    return cells
+
+
+def _matched_cells(model: str) -> list[Cell]:
+    """Calibrated on shifted validation images of the same kind, and on as many clean ones."""
+    cells = []
+    conditions = [f"{corruption}-{severity}" for corruption, severity in product(CORRUPTIONS, MATCHED_SEVERITIES)]
+    for condition in (*conditions, "sketch"):
+        # Fewer for pairs of images; a model may have none.
+        if n := len(load_shifted(model)[condition]["val"].labels):
+            cells += _each_method(f"{model}@{condition}:{condition}", MATCHED_METHODS, n_resamples=0)
+            cells += _each_method(f"{model}@clean:{condition}", MATCHED_METHODS, val_size=n, n_resamples=0)
+    return cells
+
+
+def _skew_cells(model: str) -> list[Cell]:
+    """Calibrated on skewed classes, judged on them, or both; and on as many balanced samples as a skewed split has."""
+    cells, sizes = [], set()
+    for tail in (f"long-tailed-{ratio}" for ratio in SKEW_RATIOS):
+        for val, test in (("clean", tail), (tail, "clean"), (tail, tail)):
+            cells += _each_method(f"{model}@{val}:{test}")
+        sizes.add(len(load(f"{model}@{tail}:clean").val.labels))
+    for size, seed in product(sorted(sizes), range(N_CONTROLS)):
+        cells += _each_method(model, ("ts", *COMPARED_METHODS), val_size=size, split_seed=seed, n_resamples=0)
+    return cells
+
+
+def _each_method(bundle: str, methods: Sequence[str] = SHIFT_METHODS, **options) -> list[Cell]:
+    return [Cell(bundle, method, "" if method == "uncalibrated" else method, **options) for method in methods]
+
+
+PLANS: dict[str, Callable[[str], list[Cell]]] = {"main": main_cells, "size": size_cells, "shift": shift_cells}

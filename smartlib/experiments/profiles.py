@@ -25,8 +25,6 @@ _FURTHER = {
         "fashion/resnet-smoothing",
         "fashion/resnet-mixup",
         "fashion-pairs/resnet",
-        "fashion-pairs/wideresnet",
-        "fashion-pairs/vit",
     ),
 }
 
@@ -58,3 +56,16 @@ def experiment_bundles(profile: str) -> tuple[str, ...]:
         ValueError: an unknown profile.
     """
     return bundle_names(profile) + _FURTHER.get(profile, ())
+
+
+# Models whose logits of shifted images are shipped (notebook 06); no public logits of that kind are known.
+SHIFTED = {"embedded": ("fashion/wideresnet", "fashion/resnet-mixup", "fashion-pairs/resnet")}
+
+# Models trained on long-tailed classes, with the largest class divided by the smallest.
+LONG_TAILED = {"embedded": {"fashion/resnet-lt10": 10, "fashion/resnet-lt100": 100}}
+
+# Models trained on balanced classes that notebook 06 calibrates and judges under class skew: few and many classes.
+SKEWED = {
+    "embedded": ("fashion/resnet", "fashion-pairs/resnet"),
+    "public": ("public/cifar10-resnet50-ce", "public/cifar100-densenet-bc-100"),
+}

@@ -206,7 +206,7 @@ def split_table(
             lower = f"lower on {(difference < 0).sum()} of {len(difference)}"
             row[header(metric)] = f"{lower}: {shown[0]} ({shown[1]} to {shown[2]})"
         rows.append(row)
-    return pd.DataFrame(rows).set_index("model")
+    return pd.DataFrame(rows, columns=["model", *map(header, metrics)]).set_index("model")
 
 
 def spread_table(

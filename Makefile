@@ -27,10 +27,10 @@ FIND_PYTHON = for python in python3.13 python3.12 python3.11 python3; do \
     fi; \
     exit 1
 
-.PHONY: help env all test verify bench zoo lock lint clean find-python
+.PHONY: help env all test verify grid export bench zoo lock lint clean find-python
 
 help: ## list the targets
-	@echo 'Usage: make TARGET [VENV=.venv] [PROFILE=embedded|public|paper] [TORCH_INDEX=address]'
+	@echo 'Usage: make TARGET [VENV=.venv] [PROFILE=embedded|public|paper] [FORCE=1] [TORCH_INDEX=address]'
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
 	@echo
@@ -54,8 +54,15 @@ all: env ## run the notebooks that are out of date, refresh notebooks/ and figur
 test: lint ## linter, unit tests, doctests
 	$(PYTHON) -m pytest -n 2
 
-verify: env ## run everything afresh and compare with the committed numbers
+verify: env ## run the notebooks afresh, check records at random, compare with the committed numbers
 	$(PYTHON) -m smartlib.experiments.notebooks verify
+
+grid: env ## compute the records of all experiments that are missing; FORCE=1 computes all of them anew
+	$(if $(FORCE),SMARTLIB_FORCE=$(FORCE)) $(PYTHON) -m smartlib.experiments.grid run --profile $(PROFILE)
+
+export: env ## write all records as one tidy table: build/records.csv
+	@mkdir -p build
+	$(PYTHON) -m smartlib.experiments.grid export build/records.csv
 
 bench: env ## measure what every calibrator and metric costs (about a quarter of an hour)
 	$(PYTHON) -m smartlib.experiments.cost

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from smartlib.data import Bundle, Split
-from smartlib.experiments import choices, grid
-from smartlib.experiments.grid import Cell, cell_key, run_cells
+from smartlib.experiments import cells, choices, grid
+from smartlib.experiments.cells import Cell, run_cell
+from smartlib.experiments.grid import cell_key, run_cells
 from smartlib.experiments.tables import metric_table, paper_table, verdict_table
 
 
@@ -35,15 +36,16 @@ def counted(tmp_path, monkeypatch):
     """Runs in an empty folder; counts the cells that were computed."""
     monkeypatch.setenv("SMARTLIB_FIGURES_DIR", str(tmp_path))
     monkeypatch.delenv("SMARTLIB_FORCE", raising=False)
-    monkeypatch.setattr(grid, "load", lambda name: small_bundle())
+    bundle = small_bundle()
+    monkeypatch.setattr(grid, "load", lambda name: bundle)
+    monkeypatch.setattr(cells, "load", lambda name: bundle)
     computed = []
-    original = grid.run_cell
 
-    def run_cell(cell, *args):
+    def counting(cell):
         computed.append(cell.method)
-        return original(cell, *args)
+        return run_cell(cell)
 
-    monkeypatch.setattr(grid, "run_cell", run_cell)
+    monkeypatch.setattr(grid, "run_cell", counting)
     return computed
 
 
@@ -67,10 +69,10 @@ def test_records_hold_what_was_measured(counted):
 def test_an_interrupted_run_resumes(counted, monkeypatch, tmp_path):
     real = grid.run_cell
 
-    def stopped(cell, *args):
+    def stopped(cell):
         if cell.method == "smart":
             raise KeyboardInterrupt
-        return real(cell, *args)
+        return real(cell)
 
     monkeypatch.setattr(grid, "run_cell", stopped)
     with pytest.raises(KeyboardInterrupt):

@@ -287,8 +287,7 @@ def test_warnings_of_a_notebook_are_shown_and_not_published(root, capsys):
 def test_the_environment_comes_back(tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     before = dict(os.environ)
-    with pytest.raises(KeyError), notebooks.kernel_environment(tmp_path, tmp_path, force=True):
-        assert os.environ["SMARTLIB_FORCE"] == "1"
+    with pytest.raises(KeyError), notebooks.kernel_environment(tmp_path, tmp_path):
         assert "MPLBACKEND" not in os.environ
         raise KeyError
     assert dict(os.environ) == before

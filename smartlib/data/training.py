@@ -1,11 +1,12 @@
 """Train the shipped models on Fashion-MNIST and write their logits (``make zoo``).
 
-Small networks of three families, built with timm and torchvision, sized so that a laptop's CPU trains
-each in half an hour. They are trained to fit: cross-entropy, a decaying learning rate, no early
-stopping. That is what makes networks over-confident, and over-confidence is what the companion is about.
+Small networks of four families (`smartlib.data.architectures`), each trained on one core in a quarter to half an hour.
+They are trained to fit: cross-entropy, a decaying learning rate, no early stopping. That is what makes networks
+over-confident, and over-confidence is what the companion is about. Three have a loss that is said to calibrate, two see
+long-tailed classes, and three learn pairs of garments, a hundred classes (`smartlib.data.pairs`).
 
-The 60,000 training images are split once (seed 0) into 50,000 for training and 10,000 for validation,
-which is where calibrators are fitted. The official 10,000 test images are only predicted on.
+The 60,000 training images are split once (seed 0) into 50,000 for training and 10,000 for validation, which is where
+calibrators are fitted. The official 10,000 test images are only predicted on.
 """
 
 from __future__ import annotations
@@ -13,20 +14,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
 import numpy as np
 import torch
+from joblib import Parallel, delayed
 from torch import nn
 from tqdm.auto import tqdm
 
 import smartlib
 from smartlib.data.architectures import densenet, pairs_resnet, pairs_vit, pairs_wideresnet, resnet, vit, wideresnet
+from smartlib.data.boundary import smallest_perturbation
+from smartlib.data.corruptions import CORRUPTIONS, SEVERITIES, corrupt, sketch
 from smartlib.data.fashion_images import load_images
-from smartlib.data.zoo import SHIPPED_FOLDER, save_arrays
+from smartlib.data.pairs import pair_up
+from smartlib.data.variants import long_tailed
+from smartlib.data.zoo import SHIPPED_FOLDER, Boundary, save_arrays, save_boundary, save_shifted
 
 N_VALIDATION = 10_000
 SPLIT_SEED = 0
@@ -54,7 +61,7 @@ class Recipe:
 
 
 _RESNET = Recipe(resnet, head="fc", optimizer="sgd", lr=0.1, weight_decay=5e-4, epochs=15)
-_PAIRS = Recipe(pairs_resnet, head="1.fc", optimizer="sgd", lr=0.1, weight_decay=5e-4, epochs=15)
+_PAIRS = Recipe(pairs_resnet, head="1.fc", optimizer="sgd", lr=0.1, weight_decay=5e-4, epochs=12)
 
 # By the name of the bundle: fashion/ has ten classes, fashion-pairs/ a hundred.
 RECIPES = {
@@ -62,15 +69,28 @@ RECIPES = {
     "fashion/densenet": replace(_RESNET, build=densenet, head="classifier"),
     "fashion/wideresnet": replace(_RESNET, build=wideresnet, epochs=12),
     "fashion/vit": Recipe(vit, head="head", optimizer="adamw", lr=2e-3, weight_decay=0.05, epochs=20),
-    "fashion/resnet-focal": replace(_RESNET, loss="focal"),
-    "fashion/resnet-smoothing": replace(_RESNET, loss="label-smoothing"),
-    "fashion/resnet-mixup": replace(_RESNET, loss="mixup"),
-    "fashion/resnet-lt10": replace(_RESNET, imbalance=10, epochs=20),
-    "fashion/resnet-lt100": replace(_RESNET, imbalance=100, epochs=20),
+    "fashion/resnet-focal": replace(_RESNET, loss="focal", epochs=12),
+    "fashion/resnet-smoothing": replace(_RESNET, loss="label-smoothing", epochs=12),
+    "fashion/resnet-mixup": replace(_RESNET, loss="mixup", epochs=12),
+    "fashion/resnet-lt10": replace(_RESNET, imbalance=10),
+    "fashion/resnet-lt100": replace(_RESNET, imbalance=100),
     "fashion-pairs/resnet": _PAIRS,
-    "fashion-pairs/wideresnet": replace(_PAIRS, build=pairs_wideresnet, epochs=12),
-    "fashion-pairs/vit": Recipe(pairs_vit, head="head", optimizer="adamw", lr=2e-3, weight_decay=0.05, epochs=20),
+    "fashion-pairs/wideresnet": replace(_PAIRS, build=pairs_wideresnet, epochs=20),
+    "fashion-pairs/vit": Recipe(pairs_vit, head="head", optimizer="adamw", lr=2e-3, weight_decay=0.05, epochs=40),
 }
+
+
+# Features cost most of a bundle's size; feature-based calibrators are compared on these.
+WITH_FEATURES = tuple(
+    name for name, recipe in RECIPES.items() if recipe.loss == "cross-entropy" and recipe.imbalance == 1
+)
+# How many images of each split are shifted, and how many test images are brought to the decision boundary.
+SHIFTED = {
+    "fashion/wideresnet": {"test": 2000, "val": 1000},
+    "fashion/resnet-mixup": {"test": 2000, "val": 1000},
+    "fashion-pairs/resnet": {"test": 1000},
+}
+BOUNDARY = {name: 1000 if name.startswith("fashion-pairs/") else 2000 for name in RECIPES if "-lt" not in name}
 
 
 def split_indices(n: int, n_validation: int) -> tuple[np.ndarray, np.ndarray]:
@@ -81,7 +101,12 @@ def split_indices(n: int, n_validation: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _as_batch(images: np.ndarray) -> torch.Tensor:
     """uint8 (N, H, W) -> float32 (N, 1, H, W), standardised."""
-    return ((torch.from_numpy(images.copy()).float() / 255 - PIXEL_MEAN) / PIXEL_STD).unsqueeze(1)
+    return (_unit(images) - PIXEL_MEAN) / PIXEL_STD
+
+
+def _unit(images: np.ndarray) -> torch.Tensor:
+    """uint8 (N, H, W) -> float32 (N, 1, H, W) in [0, 1]."""
+    return (torch.from_numpy(images.copy()).float() / 255).unsqueeze(1)
 
 
 def _optimizer(model: nn.Module, recipe: Recipe, n_steps: int):
@@ -193,52 +218,142 @@ def predict(model: nn.Module, head: str, images: np.ndarray, device: str) -> tup
     return torch.cat(logits).numpy(), torch.cat(captured).numpy()
 
 
-def build_zoo(
-    names: tuple[str, ...], images_folder: str | None, workdir: Path, output: Path, *, recipes=RECIPES, check=True
-) -> None:
-    """Train each named model and write ``<output>/fashion/<name>.npz`` and ``.json``."""
-    train_images, train_labels, test_images, test_labels = load_images(images_folder, check=check)
-    n_validation = min(N_VALIDATION, len(train_labels) // 6)
-    fit, held_out = split_indices(len(train_labels), n_validation)
+def task_images(name: str, images: tuple, recipe: Recipe) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The images and labels of a model's three splits.
+
+    Args:
+        name: of the bundle; it says whether the task is single garments or pairs.
+        images: from `load_images`. recipe: says how imbalanced the training images are.
+
+    Returns:
+        By ``"train"``, ``"val"`` and ``"test"``: (N, H, W) uint8 and (N,) int64.
+    """
+    train_images, train_labels, test_images, test_labels = images
+    fit, held_out = split_indices(len(train_labels), min(N_VALIDATION, len(train_labels) // 6))
+    splits = {
+        "train": (train_images[fit], train_labels[fit]),
+        "val": (train_images[held_out], train_labels[held_out]),
+        "test": (test_images, test_labels),
+    }
+    if name.startswith("fashion-pairs/"):
+        splits = {split: pair_up(*arrays) for split, arrays in splits.items()}
+    if recipe.imbalance > 1:
+        kept = long_tailed(splits["train"][1], recipe.imbalance)
+        splits["train"] = tuple(array[kept] for array in splits["train"])
+    return splits
+
+
+def shifted_images(pixels: np.ndarray, seed: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Every condition of the shift experiments: its name and the images under it.
+
+    Args:
+        pixels: (N, 28, 28) or, for pairs, (N, 28, 56) uint8; each garment is corrupted by itself.
+        seed: of the corruptions.
+    """
+    height, width = pixels.shape[1:]
+    garments = np.concatenate(np.split(pixels, width // height, axis=2))
+
+    def joined(changed: np.ndarray) -> np.ndarray:
+        return np.concatenate(np.split(changed, width // height), axis=2)
+
+    for corruption in CORRUPTIONS:
+        for severity in SEVERITIES:
+            yield f"{corruption}-{severity}", joined(corrupt(garments, corruption, severity, seed))
+    yield "sketch", joined(sketch(garments))
+
+
+def build_model(name: str, recipe: Recipe, images: tuple, workdir: Path, output: Path) -> dict:
+    """Train a model and write its bundle, and where they are shipped its shifted logits and boundary distances.
+
+    Returns:
+        Name, accuracy and ECE by split.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    splits = task_images(name, images, recipe)
+    start = time.monotonic()
+    model = train(recipe, *splits["train"], workdir / f"{name.replace('/', '-')}.pt", device)
+    minutes = (time.monotonic() - start) / 60
+    layer = model.get_submodule(recipe.head)
+    arrays = {"head_weight": layer.weight.detach().cpu().numpy(), "head_bias": layer.bias.detach().cpu().numpy()}
+    accuracy, ece = {}, {}
+    for split, (pixels, labels) in splits.items():
+        logits, features = predict(model, recipe.head, pixels, device)
+        confidence = torch.from_numpy(logits).double().softmax(1).amax(1).numpy()
+        correct = logits.argmax(1) == labels
+        accuracy[split] = float(correct.mean())
+        ece[split] = smartlib.expected_calibration_error(confidence, correct)
+        if split != "train":
+            arrays |= {f"{split}_logits": logits, f"{split}_labels": labels}
+            if name in WITH_FEATURES:
+                arrays[f"{split}_features"] = features
+    provenance = {
+        "name": name,
+        "dataset": "Fashion-MNIST (Xiao, Rasul, Vollgraf 2017), MIT licence"
+        + ("; Fashion-Pairs-100: disjoint random pairs, side by side" if name.startswith("fashion-pairs/") else ""),
+        "images_sha256": hashlib.sha256(images[0].tobytes() + images[2].tobytes()).hexdigest(),
+        "split": f"{len(splits['train'][1])} train / {len(splits['val'][1])} validation (seed {SPLIT_SEED}) / "
+        f"{len(splits['test'][1])} test",
+        "architecture": " ".join(recipe.build.__doc__.split()),
+        "n_parameters": sum(p.numel() for p in model.parameters()),
+        "settings": recipe.settings(),
+        "accuracy": accuracy,
+        "ece_uncalibrated": ece,
+        "code": {
+            "smartlib": smartlib.__version__,
+            "training.py sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+            "torch": torch.__version__,
+        },
+        "device": device,
+    }
+    save_arrays(output, name, arrays, provenance)
+    about = {key: provenance[key] for key in ("name", "dataset", "images_sha256", "code", "device")}
+    if name in SHIFTED:
+        shifted: dict[str, dict] = {}
+        for seed, split in enumerate(SHIFTED[name]):
+            pixels, labels = (array[fixed_rows(len(splits[split][1]), SHIFTED[name][split])] for array in splits[split])
+            for condition, changed in shifted_images(pixels, seed):
+                logits, _ = predict(model, recipe.head, changed, device)
+                shifted.setdefault(condition, {})[split] = (logits, labels)
+        save_shifted(output, name, shifted, about)
+    if name in BOUNDARY:
+        rows = fixed_rows(len(splits["test"][1]), BOUNDARY[name])
+        found = smallest_perturbation(
+            lambda x: model((x - PIXEL_MEAN) / PIXEL_STD), _unit(splits["test"][0][rows]).to(device)
+        )
+        save_boundary(output, name, Boundary(rows, found.distance, found.other), about)
+    return {"name": name, "accuracy": accuracy, "ece_uncalibrated": ece, "training_minutes": round(minutes, 1)}
+
+
+def fixed_rows(n: int, size: int) -> np.ndarray:
+    """So many of n samples, drawn once for all, sorted."""
+    return np.sort(np.random.default_rng(SPLIT_SEED).permutation(n)[:size])
+
+
+def build_zoo(
+    names: Sequence[str], images_folder: str | None, workdir: Path, output: Path, *, recipes=RECIPES, check=True
+) -> None:
+    """Build the named models, as many at a time as there are cores: one thread each, so that the number of cores
+    decides nothing; on a GPU one after the other.
+    """
+    images = load_images(images_folder, check=check)
     workdir.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        recipe = recipes[name]
-        model = train(recipe, train_images[fit], train_labels[fit], workdir / f"{name}.pt", device)
-        layer = model.get_submodule(recipe.head)
-        arrays = {"head_weight": layer.weight.detach().cpu().numpy(), "head_bias": layer.bias.detach().cpu().numpy()}
-        accuracy, ece = {}, {}
-        for split, images, labels in (
-            ("train", train_images[fit], train_labels[fit]),
-            ("val", train_images[held_out], train_labels[held_out]),
-            ("test", test_images, test_labels),
-        ):
-            logits, features = predict(model, recipe.head, images, device)
-            confidence = torch.from_numpy(logits).double().softmax(1).amax(1).numpy()
-            correct = logits.argmax(1) == labels
-            accuracy[split] = float(correct.mean())
-            ece[split] = smartlib.expected_calibration_error(confidence, correct)
-            if split != "train":
-                arrays |= {f"{split}_logits": logits, f"{split}_labels": labels, f"{split}_features": features}
-        provenance = {
-            "name": f"fashion/{name}",
-            "dataset": "Fashion-MNIST (Xiao, Rasul, Vollgraf 2017), MIT licence",
-            "images_sha256": hashlib.sha256(train_images.tobytes() + test_images.tobytes()).hexdigest(),
-            "split": f"{len(fit)} train / {len(held_out)} validation (seed {SPLIT_SEED}) / {len(test_labels)} test",
-            "architecture": " ".join(recipe.build.__doc__.split()),
-            "n_parameters": sum(p.numel() for p in model.parameters()),
-            "settings": recipe.settings(),
-            "accuracy": accuracy,
-            "ece_uncalibrated": ece,
-            "code": {
-                "smartlib": smartlib.__version__,
-                "training.py sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
-                "torch": torch.__version__,
-            },
-            "device": device,
-        }
-        save_arrays(output, f"fashion/{name}", arrays, provenance)
-        click.echo(json.dumps({"name": name, "accuracy": accuracy, "ece_uncalibrated": ece}))
+    jobs = 1 if torch.cuda.is_available() else -1
+    builds = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)(
+        delayed(_build_alone)(name, recipes[name], images, workdir, output) for name in names
+    )
+    for built in builds:
+        click.echo(json.dumps(built))
+
+
+def _build_alone(*args) -> dict:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    try:
+        return build_model(*args)
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
 
 
 @click.command()

@@ -77,9 +77,9 @@ def _split(bundle: Bundle, which: str, kind: str) -> Split:
     known = ["clean", "long-tailed-RATIO"]
     if bundle.name in shifted_names():
         shifted = load_shifted(bundle.name)
-        if kind in shifted:
+        if which in shifted.get(kind, {}):
             return shifted[kind][which]
-        known += list(shifted)
+        known += [condition for condition in shifted if which in shifted[condition]]
     raise ValueError(f"{bundle.name} has no {which} split {kind!r}; known: {', '.join(known)}")
 
 

@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import os
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,6 +26,22 @@ from smartlib.data.readers import read_npz
 SHIPPED_FOLDER = Path(__file__).parent / "shipped"
 
 DATASETS = ("fashion", "fashion-pairs")
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """How far some test images of a model are from its decision boundary.
+
+    Args:
+        rows: (N,) int64, indices into the test split of the model's bundle.
+        distance: (N,) float64, the L2 norm of the smallest change found that leaves the region of the predicted class,
+            pixels being in [0, 1]; NaN where none was found.
+        other: (N,) int64, the class across, -1 where none was found.
+    """
+
+    rows: np.ndarray
+    distance: np.ndarray
+    other: np.ndarray
 
 
 def names() -> tuple[str, ...]:
@@ -76,7 +93,8 @@ def save_shifted(
 
     Args:
         folder: for instance ``SHIPPED_FOLDER``. name: of the model's bundle.
-        shifted: by condition (``"gaussian-noise-3"``) and split (``"val"``, ``"test"``): logits (N, K), labels (N,).
+        shifted: by condition (``"gaussian-noise-3"``) and split (``"test"``, perhaps ``"val"``): logits (N, K) float32
+            and labels (N,) int64.
         provenance: written to the json file beside.
 
     Raises:
@@ -88,6 +106,33 @@ def save_shifted(
             stored |= _pack_split(f"{condition}_{split}", logits, labels)
     path = Path(folder) / "shift" / f"{name.replace('/', '_')}.npz"
     write_archive(path, stored, provenance | {"conditions": list(shifted)})
+
+
+def save_boundary(folder: str | os.PathLike, name: str, boundary: Boundary, provenance: dict) -> None:
+    """Write a model's distances to the decision boundary to ``<folder>/boundary/``.
+
+    Args:
+        folder: for instance ``SHIPPED_FOLDER``. name: of the model's bundle.
+        boundary: rows and distances, the classes in -1..32767.
+        provenance: written to the json file beside.
+
+    Raises:
+        ValueError: arrays of different lengths, or a distance that is negative or infinite.
+    """
+    rows, distance, other = boundary.rows, boundary.distance, boundary.other
+    if not len(rows) == len(distance) == len(other):
+        raise ValueError(
+            f"rows, distance and other must be of one length, got {len(rows)}, {len(distance)}, {len(other)}"
+        )
+    bad = np.flatnonzero((distance < 0) | np.isinf(distance))
+    if bad.size:
+        raise ValueError(f"distance[{bad[0]}] is {distance[bad[0]]}; it must be a length, or NaN where none was found")
+    stored = {
+        "rows": np.asarray(rows, dtype=np.int32),
+        "distance": np.asarray(distance, dtype=np.float32),
+        "other": np.asarray(other, dtype=np.int16),
+    }
+    write_archive(Path(folder) / "boundary" / f"{name.replace('/', '_')}.npz", stored, provenance)
 
 
 def write_archive(path: Path, stored: dict[str, np.ndarray], provenance: dict) -> None:
@@ -144,6 +189,21 @@ def load_shipped(name: str, folder: str | os.PathLike = SHIPPED_FOLDER) -> Bundl
     return Bundle(name, val, test, Head(stored["head_weight"], stored["head_bias"]), provenance)
 
 
+def load_boundary(name: str, folder: str | os.PathLike = SHIPPED_FOLDER) -> Boundary:
+    """Load what ``save_boundary`` wrote.
+
+    Args:
+        name: one of :func:`boundary_names`. folder: the folder it was written to.
+
+    Raises:
+        FileNotFoundError, ValueError: as of :func:`read_archive`.
+    """
+    stored, _ = read_archive(Path(folder) / "boundary" / f"{name.replace('/', '_')}.npz")
+    return Boundary(
+        stored["rows"].astype(np.int64), stored["distance"].astype(np.float64), stored["other"].astype(np.int64)
+    )
+
+
 @lru_cache(maxsize=2)
 def load_shifted(name: str, folder: str | os.PathLike = SHIPPED_FOLDER) -> dict[str, dict[str, Split]]:
     """Load what ``save_shifted`` wrote.
@@ -159,7 +219,11 @@ def load_shifted(name: str, folder: str | os.PathLike = SHIPPED_FOLDER) -> dict[
     """
     stored, provenance = read_archive(Path(folder) / "shift" / f"{name.replace('/', '_')}.npz")
     return {
-        condition: {split: Split(*_unpack_split(stored, f"{condition}_{split}")) for split in ("val", "test")}
+        condition: {
+            split: Split(*_unpack_split(stored, f"{condition}_{split}"))
+            for split in ("val", "test")
+            if f"{condition}_{split}_labels" in stored
+        }
         for condition in provenance["conditions"]
     }
 

@@ -25,6 +25,7 @@ import nbformat
 import papermill
 from jupyter_client.kernelspec import NoSuchKernel
 
+from smartlib.experiments.claims import write_claims
 from smartlib.experiments.compare import Difference, differs, find_differences, flatten
 
 DEFAULT_PROFILE = "embedded"
@@ -126,7 +127,7 @@ def read_source(path: Path, profile: str) -> nbformat.NotebookNode:
 
 
 @contextmanager
-def kernel_environment(work: Path, root: Path, force: bool) -> Iterator[None]:
+def kernel_environment(work: Path, root: Path) -> Iterator[None]:
     """Set the environment that kernels inherit, and restore it: papermill offers no argument for it."""
     saved = dict(os.environ)
     os.environ.update(
@@ -140,8 +141,6 @@ def kernel_environment(work: Path, root: Path, force: bool) -> Iterator[None]:
         PYTHONHASHSEED="0",
     )
     os.environ.pop("MPLBACKEND", None)  # the kernel chooses the inline backend only where this is not set
-    if force:
-        os.environ["SMARTLIB_FORCE"] = "1"
     try:
         yield
     finally:
@@ -149,9 +148,7 @@ def kernel_environment(work: Path, root: Path, force: bool) -> Iterator[None]:
         os.environ.update(saved)
 
 
-def execute(
-    path: Path, work: Path, *, profile: str, root: Path, force: bool = False, timeout: float | None = None
-) -> Path:
+def execute(path: Path, work: Path, *, profile: str, root: Path, timeout: float | None = None) -> Path:
     """Run one notebook.
 
     Args:
@@ -159,7 +156,6 @@ def execute(
         work: The folder that receives ``notebooks/<name>.ipynb`` and ``figures/``.
         profile: The value of the notebook's parameter `profile`.
         root: The repository.
-        force: Whether the experiments compute their records anew.
         timeout: Seconds that one cell may take; by default what the profile allows.
 
     Returns:
@@ -185,7 +181,7 @@ def execute(
         ):
             write_atomically(copied, committed.read_bytes())
     try:
-        with kernel_environment(work, root, force):
+        with kernel_environment(work, root):
             executed = papermill.execute_notebook(
                 str(path),
                 str(output),
@@ -328,6 +324,8 @@ def build(
 ) -> None:
     """Run each notebook whose sources, library or records changed since its last run, and publish the results.
 
+    In the default profile the README's table of claims follows.
+
     Args:
         root: The repository.
         profile: Where the data come from: a key of `CELL_TIMEOUT`.
@@ -358,12 +356,17 @@ def build(
         after = {"key": compute_key(source, profile, library, root), "files": sorted(files)}
         write_atomically(stamp, json.dumps(after).encode())
         click.echo(f"{path.stem}: {done}; {'replaced ' + ', '.join(replaced) if replaced else 'nothing to replace'}")
+    readme = root / "README.md"
     if profile != DEFAULT_PROFILE:
         click.echo(f"The notebooks and figures of profile {profile!r} are in build/{profile}/.")
+    elif readme.exists() and write_claims(readme, root / "figures"):
+        click.echo("README.md: the table of claims was renewed")
 
 
 def verify(root: Path, timeout: float | None = None) -> list[Difference]:
     """Run every notebook afresh and compare the numbers, tables and text outputs with the committed ones.
+
+    Experiments take the committed records and compute a random two per cent of them again (`make grid FORCE=1`: all).
 
     Args:
         root: The repository; only its build/verify/ is written to.
@@ -380,7 +383,7 @@ def verify(root: Path, timeout: float | None = None) -> list[Difference]:
     differences: list[Difference] = []
     for path in find_notebooks(root):
         click.echo(f"{path.stem}: running")
-        output = execute(path, work, profile=DEFAULT_PROFILE, root=root, force=True, timeout=timeout)
+        output = execute(path, work, profile=DEFAULT_PROFILE, root=root, timeout=timeout)
         named = find_differences(flatten(path), flatten(output), rounded=True)
         differences += [(f"notebooks/{path.name}: {place}", old, new) for place, old, new in named]
         for name in sorted(files_of(work / "figures", path) | files_of(root / "figures", path)):

@@ -1,5 +1,6 @@
 """Shifted and skewed splits: which cells are run, and what is read from their records."""
 
+from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,13 +34,8 @@ def stored(monkeypatch):
     monkeypatch.setattr(plans, "SKEWED", {"embedded": ("a/one", "a/three"), "public": ("public/p",)})
     monkeypatch.setattr(plans, "LONG_TAILED", {"embedded": {"a/tailed": 50}})
     monkeypatch.setattr(plans, "load", lambda name: SimpleNamespace(val=split(90 if "long-tailed" in name else 900)))
-    sizes = {"a/one": 120, "a/two": 0}
-
-    class Conditions(dict):
-        def __missing__(self, name):
-            return {"val": self["val"]}
-
-    monkeypatch.setattr(plans, "load_shifted", lambda name: Conditions(val=split(sizes[name])))
+    splits = {"a/one": {"val": split(120)}, "a/two": {}}
+    monkeypatch.setattr(plans, "load_shifted", lambda name: defaultdict(lambda: splits[name]))
     return shift_cells("embedded")
 
 

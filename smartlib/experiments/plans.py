@@ -112,8 +112,9 @@ def _matched_cells(model: str) -> list[Cell]:
     cells = []
     conditions = [f"{corruption}-{severity}" for corruption, severity in product(CORRUPTIONS, MATCHED_SEVERITIES)]
     for condition in (*conditions, "sketch"):
-        # Fewer for pairs of images; a model may have none.
-        if n := len(load_shifted(model)[condition]["val"].labels):
+        # Not every model has shifted validation images.
+        if val := load_shifted(model)[condition].get("val"):
+            n = len(val.labels)
             cells += _each_method(f"{model}@{condition}:{condition}", MATCHED_METHODS, n_resamples=0)
             cells += _each_method(f"{model}@clean:{condition}", MATCHED_METHODS, val_size=n, n_resamples=0)
     return cells

@@ -89,17 +89,51 @@ def test_names_and_unknown_name(monkeypatch, tmp_path, arrays):
 @pytest.mark.parametrize("name", zoo.names())
 def test_shipped_models(name):
     bundle = load(name)
-    assert (bundle.name, bundle.n_classes) == (name, 10)
-    assert bundle.val.logits.shape == bundle.test.logits.shape == (10_000, 10)
+    n, k = (5_000, 100) if name.startswith("fashion-pairs/") else (10_000, 10)
+    assert (bundle.name, bundle.n_classes) == (name, k)
+    assert bundle.val.logits.shape == bundle.test.logits.shape == (n, k)
     for split in (bundle.val, bundle.test):
         assert split.labels.dtype == np.int64
-        assert set(np.unique(split.labels)) == set(range(10))
-        assert (split.logits.argmax(1) == split.labels).mean() > 0.88
-        # The head maps the features to the logits, up to float16.
-        rebuilt = split.features @ bundle.head.weight.T + bundle.head.bias
-        np.testing.assert_allclose(rebuilt, split.logits, atol=0.05)
+        assert set(np.unique(split.labels)) == set(range(k))
+        assert (split.logits.argmax(1) == split.labels).mean() > 0.7
+        if split.features is not None:
+            # The head maps the features to the logits, up to float16.
+            rebuilt = split.features @ bundle.head.weight.T + bundle.head.bias
+            np.testing.assert_allclose(rebuilt, split.logits, atol=0.1)
     accuracy = (bundle.test.logits.argmax(1) == bundle.test.labels).mean()
     assert accuracy == pytest.approx(bundle.provenance["accuracy"]["test"], abs=1e-12)
+
+
+def test_variants_are_the_splits_that_their_names_say():
+    bundle = load("fashion/wideresnet")
+    held_out = load("fashion/wideresnet@held-out")
+    rows = np.concatenate([held_out.val.logits, held_out.test.logits])
+    assert np.array_equal(np.unique(rows, axis=0), np.unique(bundle.val.logits, axis=0)), "halves of the validation set"
+    skewed = load("fashion/wideresnet@long-tailed-10:clean")
+    counts = np.bincount(skewed.val.labels)
+    smallest = np.bincount(bundle.val.labels).min()
+    assert counts.tolist() == [round(smallest * 10 ** (-k / 9)) for k in range(10)]
+    assert np.array_equal(skewed.test.logits, bundle.test.logits)
+    shifted = load("fashion/wideresnet@clean:occlusion-5")
+    assert np.array_equal(shifted.val.logits, bundle.val.logits) and len(shifted.test.labels) == 2000
+    accuracy = [
+        np.mean(split.logits.argmax(1) == split.labels)
+        for split in (load(f"fashion/wideresnet@clean:gaussian-noise-{s}").test for s in range(1, 6))
+    ]
+    assert accuracy == sorted(accuracy, reverse=True) and accuracy[0] - accuracy[-1] > 0.2
+
+
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        ("half", "'half' is neither 'held-out' nor VALIDATION:TEST"),
+        ("clean:fog-3", r"has no test split 'fog-3'; known: clean, long-tailed-RATIO, gaussian-noise-1"),
+        ("fog-3:clean", r"has no val split 'fog-3'"),
+    ],
+)
+def test_an_unknown_variant_is_an_error(variant, message):
+    with pytest.raises(ValueError, match=message):
+        load(f"fashion/wideresnet@{variant}")
 
 
 def test_importing_is_light():
@@ -218,7 +252,8 @@ def test_a_file_with_other_keys_lists_them(tmp_path, arrays):
     zoo.save_arrays(tmp_path, "fashion/tiny", arrays, {})
     path = tmp_path / "fashion" / "tiny.npz"
     np.savez(path, logits=np.eye(2))
-    path.with_suffix(".json").write_text(json.dumps({"sha256": zoo._sha256(path.read_bytes())}))
+    record = json.loads(path.with_suffix(".json").read_text())
+    path.with_suffix(".json").write_text(json.dumps(record | {"sha256": zoo._sha256(path.read_bytes())}))
     with pytest.raises(ValueError, match=r"keys found \['logits'\]"):
         zoo.load_shipped("fashion/tiny", tmp_path)
 

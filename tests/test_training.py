@@ -175,15 +175,15 @@ def test_the_split_is_fixed_disjoint_and_complete():
     assert np.array_equal(training.split_indices(60_000, 10_000)[1], held_out)
 
 
-def test_everything_that_is_trained_is_shipped_and_is_small():
-    assert set(names()) == set(training.RECIPES)
+def test_what_is_shipped_has_a_recipe_and_is_small():
+    assert set(names()) <= set(training.RECIPES)
     assert set(shifted_names()) == set(training.SHIFTED)
     assert set(boundary_names()) <= set(training.BOUNDARY)
     size = sum(path.stat().st_size for path in SHIPPED_FOLDER.rglob("*") if path.is_file())
     assert size < 40e6
 
 
-@pytest.mark.parametrize("name", training.RECIPES)
+@pytest.mark.parametrize("name", names())
 def test_shipped_models_are_what_their_provenance_says(name):
     bundle = load(name)
     record = bundle.provenance

@@ -21,7 +21,7 @@ from smartlib.metrics import evaluate
 from smartlib.uncertainty import compare
 
 N_RESAMPLES = 200
-COMPARED = ("ece", "adaece", "cwece", "smce", "nll", "brier")
+COMPARED = ("ece", "adaece", "smce", "nll", "brier")
 
 # A worker process meets the same few bundles again and again.
 load = lru_cache(maxsize=4)(load_bundle)

@@ -10,6 +10,7 @@ from dataclasses import astuple
 from functools import partial
 
 import pandas as pd
+from joblib import Parallel, delayed
 from scipy.special import softmax
 
 from smartlib.data.synthetic import Population
@@ -26,7 +27,6 @@ POPULATIONS = {
 SAMPLE_SIZE = 2000
 N_SAMPLES, BLOCK = 160, 20
 N_RESAMPLES = 150
-_COLUMNS = ("truth", "measured", "width", "covered", "above", "below", "detected")
 
 
 def coverage_table() -> pd.DataFrame:
@@ -62,9 +62,15 @@ def coverage_table() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+_COLUMNS = ("truth", "measured", "width", "covered", "above", "below", "detected")
+
+
 def _run_block(population: Population, start: int) -> dict:
     truth = population.true_metrics()
-    table = pd.DataFrame(_measure(population, seed, SAMPLE_SIZE, N_RESAMPLES) for seed in range(start, start + BLOCK))
+    records = Parallel(n_jobs=-1)(
+        delayed(_measure)(population, seed, SAMPLE_SIZE, N_RESAMPLES) for seed in range(start, start + BLOCK)
+    )
+    table = pd.DataFrame(records)
     block = {}
     for metric in METRICS:
         low, high = table[f"{metric}_low"], table[f"{metric}_high"]

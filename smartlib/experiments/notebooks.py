@@ -25,6 +25,7 @@ import nbformat
 import papermill
 from jupyter_client.kernelspec import NoSuchKernel
 
+from smartlib.experiments.claims import write_claims
 from smartlib.experiments.compare import Difference, differs, find_differences, flatten
 
 DEFAULT_PROFILE = "embedded"
@@ -323,6 +324,8 @@ def build(
 ) -> None:
     """Run each notebook whose sources, library or records changed since its last run, and publish the results.
 
+    In the default profile the README's table of claims follows.
+
     Args:
         root: The repository.
         profile: Where the data come from: a key of `CELL_TIMEOUT`.
@@ -353,8 +356,11 @@ def build(
         after = {"key": compute_key(source, profile, library, root), "files": sorted(files)}
         write_atomically(stamp, json.dumps(after).encode())
         click.echo(f"{path.stem}: {done}; {'replaced ' + ', '.join(replaced) if replaced else 'nothing to replace'}")
+    readme = root / "README.md"
     if profile != DEFAULT_PROFILE:
         click.echo(f"The notebooks and figures of profile {profile!r} are in build/{profile}/.")
+    elif readme.exists() and write_claims(readme, root / "figures"):
+        click.echo("README.md: the table of claims was renewed")
 
 
 def verify(root: Path, timeout: float | None = None) -> list[Difference]:

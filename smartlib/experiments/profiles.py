@@ -25,8 +25,6 @@ _FURTHER = {
         "fashion/resnet-smoothing",
         "fashion/resnet-mixup",
         "fashion-pairs/resnet",
-        "fashion-pairs/wideresnet",
-        "fashion-pairs/vit",
     ),
 }
 

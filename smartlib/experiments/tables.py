@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from smartlib.experiments.pairs import CLAIMED
 from smartlib.experiments.profiles import REPORTED_AS
 from smartlib.experiments.reported import reported_value
 from smartlib.metrics import METRICS
@@ -13,7 +14,17 @@ from smartlib.plots.style import label
 
 _NATURAL_UNITS = ("nll", "brier")
 # Names of our methods in the reported values.
-_REPORTED_METHOD = {"uncalibrated": "uncalibrated", "ts": "TS", "smart": "SMART", "smart-adam": "SMART"}
+_REPORTED_METHOD = {
+    "uncalibrated": "uncalibrated",
+    "ts": "TS",
+    "vs": "VS",
+    "dirichlet": "Dir-ODIR",
+    "gc": "GC",
+    "procal": "ProCal",
+    "fc": "FC",
+    "smart": "SMART",
+    "smart-adam": "SMART",
+}
 
 
 def header(metric: str) -> str:
@@ -110,6 +121,92 @@ def paper_table(
             row = {"model": bundle, "method": label(method), "metric": header(metric)}
             rows.append(row | {"reported": format_value(found.value, metric), "here": here, "source": found.source})
     return pd.DataFrame(rows)
+
+
+def standings(records: pd.DataFrame, pairs: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """How SMART stands on each bundle among the methods of claim C6.
+
+    Args:
+        records: from `smartlib.experiments.grid.run_cells`, fits on all validation samples.
+        pairs: from `smartlib.experiments.pairs.paired_table`.
+        metric: "ece", "adaece", "smce", "nll" or "brier".
+
+    Returns:
+        One row per bundle: ``lowest``, the method with the lowest measured value; ``rank`` of SMART's value among
+        ``n_methods``; ``in_set``, whether SMART is in the set that holds the best one, and ``set_size``; ``lower_than``
+        and ``higher_than``, lists of the methods from which the 95 % interval of the paired difference tells SMART.
+    """
+    rows = []
+    claimed = records[records["method"].isin(CLAIMED)]
+    compared = pairs[(pairs["metric"] == metric) & pairs["method"].isin(CLAIMED)]
+    for bundle, group in claimed.groupby("bundle", sort=False):
+        value = group.set_index("method")[metric]
+        pair = compared[compared["bundle"] == bundle].set_index("method")
+        in_set = pair["behind_claimed"] <= 0
+        rows.append(
+            {
+                "bundle": bundle,
+                "lowest": value.idxmin(),
+                "rank": int((value < value["smart"]).sum()) + 1,
+                "n_methods": len(value),
+                "in_set": bool(in_set["smart"]),
+                "set_size": int(in_set.sum()),
+                "lower_than": list(pair.index[pair["vs_smart_low"] > 0]),
+                "higher_than": list(pair.index[pair["vs_smart_high"] < 0]),
+            }
+        )
+    return pd.DataFrame(rows).set_index("bundle")
+
+
+def standings_table(standing: pd.DataFrame) -> pd.DataFrame:
+    """The same in words.
+
+    Args:
+        standing: from :func:`standings`.
+
+    Returns:
+        Text table indexed by bundle.
+    """
+    return pd.DataFrame(
+        {
+            "lowest measured": standing["lowest"].map(label),
+            "rank of SMART": standing["rank"].astype(str) + " of " + standing["n_methods"].astype(str),
+            "SMART may be the best": [
+                "no" if not row.in_set else "yes, alone" if row.set_size == 1 else f"yes, as one of {row.set_size}"
+                for row in standing.itertuples()
+            ],
+            "SMART lower than": standing["lower_than"].map(lambda names: ", ".join(map(label, names)) or "–"),
+            "SMART higher than": standing["higher_than"].map(lambda names: ", ".join(map(label, names)) or "–"),
+        }
+    ).rename_axis("model")
+
+
+def split_table(
+    records: pd.DataFrame, method: str = "smart", other: str = "ts", metrics: Sequence[str] = ("ece", "smce", "nll")
+) -> pd.DataFrame:
+    """Does the comparison of two methods depend on which validation samples they were fitted on?
+
+    Args:
+        records: from `smartlib.experiments.grid.run_cells`, both methods fitted on the same parts of the validation
+            split, told apart by ``split_seed``.
+        method, other: the two methods.
+        metrics: the metrics to compare.
+
+    Returns:
+        Text table indexed by bundle: on how many of the parts the method is lower, and the mean of the differences
+        (method minus other) with the smallest and the largest.
+    """
+    rows = []
+    for bundle, group in records.groupby("bundle", sort=False):
+        first, second = (group[group["method"] == name].set_index("split_seed") for name in (method, other))
+        row: dict = {"model": bundle}
+        for metric in metrics:
+            difference = first[metric] - second[metric]
+            shown = [("+" if x > 0 else "") + format_value(x, metric) for x in difference.agg(["mean", "min", "max"])]
+            lower = f"lower on {(difference < 0).sum()} of {len(difference)}"
+            row[header(metric)] = f"{lower}: {shown[0]} ({shown[1]} to {shown[2]})"
+        rows.append(row)
+    return pd.DataFrame(rows, columns=["model", *map(header, metrics)]).set_index("model")
 
 
 def spread_table(

@@ -161,9 +161,9 @@ def test_the_table_sorts_by_cost_and_says_what_was_left_out():
         ]
     )
     shown = cost.cost_table(costs, 5000, 10)
-    assert list(shown.index) == ["temperature scaling", "SMART", "dirichlet"]
+    assert list(shown.index) == ["temperature scaling", "SMART", "Dirichlet"]
     assert shown.loc["SMART"].tolist() == ["1", "0.1", "5", "0.02", "2", "12"]
-    assert shown.loc["dirichlet"].tolist() == ["", "left out: ...", "", "", "", ""]
+    assert shown.loc["Dirichlet"].tolist() == ["", "left out: ...", "", "", "", ""]
 
 
 def test_exponents_come_from_the_three_largest_sizes_that_were_measured():

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import FixedLocator, NullFormatter
 
-from smartlib.plots.style import NOISE_COLOUR, colour, label
+from smartlib.plots.style import NOISE_COLOUR, colour, label, marker
 
 NATURAL_UNITS = ("nll", "brier")
 # Lower ends of the groups of validation sets with similar numbers of errors; the last is open.
@@ -53,7 +53,7 @@ def size_plot(
         middle = scale * groups.median()
         ax.fill_between(middle.index, scale * groups.quantile(0.1), scale * groups.quantile(0.9), color=colour(method),
                         alpha=0.18, linewidth=0)  # fmt: skip
-        ax.plot(middle.index, middle, color=colour(method), marker="o", markersize=3, label=label(method))
+        ax.plot(middle.index, middle, color=colour(method), marker=marker(method), markersize=3, label=label(method))
     for value in records.loc[records["method"] == "uncalibrated", metric].iloc[:1]:
         ax.axhline(scale * value, color=colour("uncalibrated"), linestyle="--", linewidth=1, label="uncalibrated")
     floor = records.get(f"{metric}_floor_q95", pd.Series(dtype=float)).dropna()

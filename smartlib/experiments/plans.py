@@ -64,11 +64,15 @@ def main_cells(profile: str) -> list[Cell]:
 
 
 def size_cells(profile: str) -> list[Cell]:
-    """How much validation data a method needs: resampled subsets of growing size."""
+    """How much validation data a method needs: resampled subsets of growing size.
+
+    Of each bundle one record, temperature scaling on all samples, has the noise floors.
+    """
     cells = []
     for bundle in experiment_bundles(profile):
         n = len(load(bundle).val.labels)
-        cells += [Cell(bundle, method, method, n_resamples=0) for method in SIZE_METHODS]
+        cells += [Cell(bundle, "uncalibrated", n_resamples=0), Cell(bundle, "ts", "ts")]
+        cells += [Cell(bundle, method, method, n_resamples=0) for method in SIZE_METHODS if method != "ts"]
         for size in (size for size in SIZES if size < n):
             cells += [
                 Cell(bundle, method, method, {}, size, seed, n_resamples=0)

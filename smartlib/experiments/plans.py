@@ -13,8 +13,9 @@ from smartlib.calibrators import create, names
 from smartlib.data import load
 from smartlib.data.corruptions import CORRUPTIONS, SEVERITIES
 from smartlib.data.zoo import load_shifted
+from smartlib.experiments.ablations import runs
 from smartlib.experiments.cells import N_RESAMPLES, Cell
-from smartlib.experiments.profiles import LONG_TAILED, SHIFTED, SKEWED, bundle_names, experiment_bundles
+from smartlib.experiments.profiles import ABLATION_BUNDLES, LONG_TAILED, SHIFTED, SKEWED, bundle_names, experiment_bundles
 
 # Methods of the main table, by the name that tables show: the registered calibrators, and variants of SMART.
 VARIANTS = {
@@ -140,4 +141,28 @@ def _each_method(bundle: str, methods: Sequence[str] = SHIFT_METHODS, **options)
     return [Cell(bundle, method, "" if method == "uncalibrated" else method, **options) for method in methods]
 
 
-PLANS: dict[str, Callable[[str], list[Cell]]] = {"main": main_cells, "size": size_cells, "shift": shift_cells}
+def ablation_cells(profile: str) -> list[Cell]:
+    """What each part of SMART does: variants fitted on random halves of a pool, judged on held-out validation samples.
+
+    Raises:
+        ValueError: an unknown profile.
+    """
+    bundle_names(profile)
+    cells = []
+    for bundle in (f"{model}@held-out" for model in ABLATION_BUNDLES.get(profile, ())):
+        logits = load(bundle).val.logits
+        cells.append(Cell(bundle, "uncalibrated", n_resamples=0))
+        for method, calibrator, settings, n_splits in runs(logits):
+            cells += [
+                Cell(bundle, method, calibrator, settings, len(logits) // 2, seed, n_resamples=0)
+                for seed in range(n_splits)
+            ]
+    return cells
+
+
+PLANS: dict[str, Callable[[str], list[Cell]]] = {
+    "main": main_cells,
+    "size": size_cells,
+    "shift": shift_cells,
+    "ablations": ablation_cells,
+}

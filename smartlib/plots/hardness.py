@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 
 from smartlib.plots.style import COLOURS, FREE_COLOURS, NOISE_COLOUR, colour, label
 
@@ -34,7 +35,8 @@ def distance_plot(
     found = np.isfinite(distance)
     order = np.argsort(signal[found], kind="stable")
     x, y = signal[found][order], distance[found][order]
-    ax.hexbin(x, y, gridsize=32, bins="log", mincnt=1, cmap="Greys", linewidths=0.1)
+    # Counts on a logarithmic scale that begins below 1, so that a single sample is not drawn in white.
+    ax.hexbin(x, y, gridsize=32, mincnt=1, cmap="Greys", norm=LogNorm(vmin=0.25), linewidths=0.1)
     groups = [(np.median(a), *np.quantile(b, [0.25, 0.5, 0.75]))
               for a, b in zip(np.array_split(x, n_groups), np.array_split(y, n_groups), strict=True)]  # fmt: skip
     centre, low, median, high = np.array(groups).T

@@ -1,5 +1,6 @@
 """Shifted and skewed splits: which cells are run, and what is read from their records."""
 
+from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,17 @@ import pytest
 from smartlib.data import Split
 from smartlib.experiments import plans
 from smartlib.experiments.plans import PLANS, shift_cells
-from smartlib.experiments.shift import compare_over_conditions, count_against_ts, with_conditions, with_rise
+from smartlib.experiments.shift import (
+    compare_over_conditions,
+    count_against_ts,
+    long_tail_settings,
+    matched_fits,
+    size_controls,
+    skew_schemes,
+    verdict,
+    with_conditions,
+    with_rise,
+)
 
 
 def split(n):
@@ -23,13 +34,8 @@ def stored(monkeypatch):
     monkeypatch.setattr(plans, "SKEWED", {"embedded": ("a/one", "a/three"), "public": ("public/p",)})
     monkeypatch.setattr(plans, "LONG_TAILED", {"embedded": {"a/tailed": 50}})
     monkeypatch.setattr(plans, "load", lambda name: SimpleNamespace(val=split(90 if "long-tailed" in name else 900)))
-    sizes = {"a/one": 120, "a/two": 0}
-
-    class Conditions(dict):
-        def __missing__(self, name):
-            return {"val": self["val"]}
-
-    monkeypatch.setattr(plans, "load_shifted", lambda name: Conditions(val=split(sizes[name])))
+    splits = {"a/one": {"val": split(120)}, "a/two": {}}
+    monkeypatch.setattr(plans, "load_shifted", lambda name: defaultdict(lambda: splits[name]))
     return shift_cells("embedded")
 
 
@@ -149,3 +155,65 @@ def test_paired_intervals_are_counted_and_records_without_one_left_out():
     ]
     counts = count_against_ts(pd.DataFrame(rows), ["severity"], ["ece"]).loc[5]
     assert counts.to_dict() == {"n": 3, "ece_lower": 1, "ece_higher": 1, "ece_undecided": 1}
+
+
+def named(*rows):
+    """Records from (bundle, val_size, n_val)."""
+    return with_conditions(pd.DataFrame(rows, columns=["bundle", "val_size", "n_val"]).assign(method="ts"))
+
+
+def test_matched_fits_pair_the_same_shift_with_as_many_clean_samples():
+    table = named(
+        ("m", "all", 9), ("m", "5", 5), ("m@clean:jpeg-3", "all", 9), ("m@clean:jpeg-3", "5", 5),
+        ("m@jpeg-3:jpeg-3", "all", 5), ("m@clean:sketch", "5", 5), ("m@sketch:sketch", "all", 5),
+        ("m@long-tailed-10:long-tailed-10", "all", 4), ("m@clean:clean", "all", 9),
+    )  # fmt: skip
+    matched = matched_fits(table)
+    assert matched[["fitted_on", "test", "n_val"]].to_numpy().tolist() == [
+        ["clean", "jpeg-3", 5], ["clean", "sketch", 5], ["same shift", "jpeg-3", 5], ["same shift", "sketch", 5],
+    ]  # fmt: skip
+
+
+def test_settings_of_long_tails_name_training_validation_and_test():
+    tail = "long-tailed-10"
+    table = named(*((f"{model}@{val}:{test}", "all", 9) for model in ("trained", "ordinary")
+                    for val in ("clean", tail) for test in ("clean", tail)))  # fmt: skip
+    settings = long_tail_settings(table, {"trained": 10}, "ordinary")
+    assert dict(zip(settings["setting"], settings["bundle"], strict=True)) == {
+        "A": f"trained@{tail}:clean", "B": f"trained@{tail}:{tail}", "C": "trained@clean:clean",
+        "D": f"trained@clean:{tail}", "E": f"ordinary@clean:{tail}", "F": f"ordinary@{tail}:{tail}",
+    }  # fmt: skip
+    assert set(settings["ratio"]) == {10}
+
+
+SKEWED = (
+    ("m", "all", 9), ("m", "5", 5), ("m", "5", 5), ("m@clean:long-tailed-10", "all", 9),
+    ("m@long-tailed-10:clean", "all", 5), ("m@long-tailed-10:long-tailed-10", "all", 5), ("m@clean:jpeg-3", "all", 9),
+    ("other@long-tailed-10:clean", "all", 5), ("m@jpeg-3:jpeg-3", "all", 3),
+)  # fmt: skip
+
+
+def test_schemes_of_skew_start_from_the_balanced_record():
+    schemes = skew_schemes(named(*SKEWED), ["m"])
+    assert schemes[["scheme", "ratio", "bundle"]].to_numpy().tolist() == [
+        ["skewed validation", 1, "m"], ["skewed validation", 10, "m@long-tailed-10:clean"],
+        ["skewed test", 1, "m"], ["skewed test", 10, "m@clean:long-tailed-10"],
+        ["both skewed", 1, "m"], ["both skewed", 10, "m@long-tailed-10:long-tailed-10"],
+    ]  # fmt: skip
+
+
+def test_controls_have_as_many_samples_and_the_same_methods():
+    table = named(*SKEWED)
+    more = table[table["bundle"] == "m@long-tailed-10:clean"].assign(method="hb")  # hb has no control
+    controls = size_controls(pd.concat([table, more], ignore_index=True), ["m"])
+    assert controls[["validation", "ratio", "n_val", "method"]].to_numpy().tolist() == [
+        ["skewed", 10, 5, "ts"], ["balanced", 10, 5, "ts"], ["balanced", 10, 5, "ts"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("counts", "word"),
+    [((3, 0, 3), "held"), ((1, 1, 2), "undecided"), ((1, 3, 4), "did not hold"), ((0, 0, 3), "undecided")],
+)
+def test_a_verdict_needs_more_than_half_of_the_cases(counts, word):
+    assert verdict(*counts).startswith(word + " (")

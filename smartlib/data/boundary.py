@@ -121,19 +121,24 @@ def _deepfool(model: Model, x: torch.Tensor, predicted: torch.Tensor, logits: to
         point = point.requires_grad_()
         z = model(point)
         gaps = z.gather(1, predicted[rows, None]) - z.gather(1, rivals)
-        moves = []
+        targets, lengths = [], []
         for k in range(rivals.shape[1]):
             (slope,) = torch.autograd.grad(gaps[:, k].sum(), point, retain_graph=k < rivals.shape[1] - 1)
-            moves.append(_project(point.detach(), -slope, OVERSHOOT * gaps[:, k].detach()))
-        lengths = torch.stack([_norm(move - point.detach()) for move in moves], dim=1).nan_to_num(torch.inf)
+            rise = OVERSHOOT * gaps[:, k].detach()
+            target = _project(point.detach(), -slope, rise)
+            move = target - point.detach()
+            # The box may end the way early: then the way is reckoned as long as it would have to be.
+            lengths.append(_norm(move) * rise / -(slope * move).flatten(1).sum(dim=1))
+            targets.append(target)
+        lengths = torch.stack(lengths, dim=1).nan_to_num(torch.inf)
         nearest = lengths.argsort(dim=1, stable=True)[:, :N_FOLLOWED]
         rivals = rivals.gather(1, nearest)
-        point = torch.stack(moves, dim=1)[torch.arange(len(rows), device=x.device), nearest[:, 0]]
+        point = torch.stack(targets, dim=1)[torch.arange(len(rows), device=x.device), nearest[:, 0]]
         with torch.no_grad():
             crossed = _gap_and_other(model(point), predicted[rows])[0] <= 0
         result[rows[crossed]] = point[crossed]
-        # Where no step leads toward a boundary the point is NaN, and the search for this image ends.
-        going = ~crossed & ~point.isnan().flatten(1).any(dim=1)
+        # Where no step leads toward a boundary the search for this image ends.
+        going = ~crossed & lengths.min(dim=1).values.isfinite()
         rows, rivals, point = rows[going], rivals[going], point[going]
         if not len(rows):
             break

@@ -13,8 +13,16 @@ from smartlib.calibrators import create, names
 from smartlib.data import load
 from smartlib.data.corruptions import CORRUPTIONS, SEVERITIES
 from smartlib.data.zoo import load_shifted
+from smartlib.experiments.ablations import runs
 from smartlib.experiments.cells import N_RESAMPLES, Cell
-from smartlib.experiments.profiles import LONG_TAILED, SHIFTED, SKEWED, bundle_names, experiment_bundles
+from smartlib.experiments.profiles import (
+    ABLATION_BUNDLES,
+    LONG_TAILED,
+    SHIFTED,
+    SKEWED,
+    bundle_names,
+    experiment_bundles,
+)
 
 # Methods of the main table, by the name that tables show: the registered calibrators, and variants of SMART.
 VARIANTS = {
@@ -64,11 +72,15 @@ def main_cells(profile: str) -> list[Cell]:
 
 
 def size_cells(profile: str) -> list[Cell]:
-    """How much validation data a method needs: resampled subsets of growing size."""
+    """How much validation data a method needs: resampled subsets of growing size.
+
+    Of each bundle one record, temperature scaling on all samples, has the noise floors.
+    """
     cells = []
     for bundle in experiment_bundles(profile):
         n = len(load(bundle).val.labels)
-        cells += [Cell(bundle, method, method, n_resamples=0) for method in SIZE_METHODS]
+        cells += [Cell(bundle, "uncalibrated", n_resamples=0), Cell(bundle, "ts", "ts")]
+        cells += [Cell(bundle, method, method, n_resamples=0) for method in SIZE_METHODS if method != "ts"]
         for size in (size for size in SIZES if size < n):
             cells += [
                 Cell(bundle, method, method, {}, size, seed, n_resamples=0)
@@ -112,8 +124,9 @@ def _matched_cells(model: str) -> list[Cell]:
     cells = []
     conditions = [f"{corruption}-{severity}" for corruption, severity in product(CORRUPTIONS, MATCHED_SEVERITIES)]
     for condition in (*conditions, "sketch"):
-        # Fewer for pairs of images; a model may have none.
-        if n := len(load_shifted(model)[condition]["val"].labels):
+        # Not every model has shifted validation images.
+        if val := load_shifted(model)[condition].get("val"):
+            n = len(val.labels)
             cells += _each_method(f"{model}@{condition}:{condition}", MATCHED_METHODS, n_resamples=0)
             cells += _each_method(f"{model}@clean:{condition}", MATCHED_METHODS, val_size=n, n_resamples=0)
     return cells
@@ -135,4 +148,28 @@ def _each_method(bundle: str, methods: Sequence[str] = SHIFT_METHODS, **options)
     return [Cell(bundle, method, "" if method == "uncalibrated" else method, **options) for method in methods]
 
 
-PLANS: dict[str, Callable[[str], list[Cell]]] = {"main": main_cells, "size": size_cells, "shift": shift_cells}
+def ablation_cells(profile: str) -> list[Cell]:
+    """What each part of SMART does: variants fitted on random halves of a pool, judged on held-out validation samples.
+
+    Raises:
+        ValueError: an unknown profile.
+    """
+    bundle_names(profile)
+    cells = []
+    for bundle in (f"{model}@held-out" for model in ABLATION_BUNDLES.get(profile, ())):
+        logits = load(bundle).val.logits
+        cells.append(Cell(bundle, "uncalibrated", n_resamples=0))
+        for method, calibrator, settings, n_splits in runs(logits):
+            cells += [
+                Cell(bundle, method, calibrator, settings, len(logits) // 2, seed, n_resamples=0)
+                for seed in range(n_splits)
+            ]
+    return cells
+
+
+PLANS: dict[str, Callable[[str], list[Cell]]] = {
+    "main": main_cells,
+    "size": size_cells,
+    "shift": shift_cells,
+    "ablations": ablation_cells,
+}

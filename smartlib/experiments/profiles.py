@@ -69,3 +69,9 @@ SKEWED = {
     "embedded": ("fashion/resnet", "fashion-pairs/resnet"),
     "public": ("public/cifar10-resnet50-ce", "public/cifar100-densenet-bc-100"),
 }
+
+# Models whose fitting pool and held-out samples the ablations of notebook 09 use: few and many classes.
+ABLATION_BUNDLES = {
+    "embedded": ("fashion/resnet", "fashion/vit", "fashion-pairs/resnet"),
+    "public": ("public/cifar10-resnet50-ce", "public/cifar100-wideresnet-16-4"),
+}

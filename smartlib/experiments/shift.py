@@ -1,4 +1,4 @@
-"""Reading the records of shifted and skewed splits: what a bundle's name says, and what eight corruptions say together.
+"""Reading the records of the shift experiment: what a bundle's name says, and what many shifts say together.
 
 Eight corruptions are eight cases, not a sample of all that may go wrong: means over them come with their range, and
 "mostly larger" is said by the signed-rank test over the cases.
@@ -6,12 +6,22 @@ Eight corruptions are eight cases, not a sample of all that may go wrong: means 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 from scipy.stats import wilcoxon
 
 from smartlib.data.corruptions import CORRUPTIONS
+
+# Long tails: the letter of a setting, what the model was trained on, and whether validation and test split have a tail.
+SETTINGS = {
+    "A": ("long tail", True, False),
+    "B": ("long tail", True, True),
+    "C": ("long tail", False, False),
+    "D": ("long tail", False, True),
+    "E": ("balanced", False, True),
+    "F": ("balanced", True, True),
+}
 
 # A difference is called one where chance would give it in less than one case in twenty.
 _LEVEL = 0.05
@@ -42,6 +52,92 @@ def with_conditions(records: pd.DataFrame) -> pd.DataFrame:
     named["corruption"] = found[0].fillna("")
     named["severity"] = found[1].astype(float).mask(named["test"] == "clean", 0.0)
     return pd.concat([records, named], axis=1)
+
+
+def with_all_samples(records: pd.DataFrame) -> pd.DataFrame:
+    """The records of calibrators that were fitted on all validation samples of their split."""
+    return records[records["val_size"].astype(str) == "all"]
+
+
+def matched_fits(records: pd.DataFrame) -> pd.DataFrame:
+    """Calibrators that were fitted on images of the shift they are judged on, and on as many clean ones.
+
+    Args:
+        records: from :func:`with_conditions`.
+
+    Returns:
+        Their records with ``fitted_on``: "clean" or "same shift".
+    """
+    shifted = records[records["severity"].gt(0) | (records["test"] == "sketch")]
+    as_many = shifted[(shifted["val"] == "clean") & (shifted["val_size"].astype(str) != "all")]
+    same = shifted[shifted["val"] == shifted["test"]]
+    return pd.concat([as_many.assign(fitted_on="clean"), same.assign(fitted_on="same shift")], ignore_index=True)
+
+
+def long_tail_settings(records: pd.DataFrame, trained: Mapping[str, int], ordinary: str) -> pd.DataFrame:
+    """The records of the six settings that are called long-tailed, by letter (`SETTINGS`).
+
+    Args:
+        records: from :func:`with_conditions`. trained: models trained on long tails, with the ratios of their classes.
+        ordinary: a model trained on balanced classes.
+
+    Returns:
+        Records with ``setting`` and ``ratio``.
+    """
+    parts = []
+    for model, ratio in trained.items():
+        for letter, (training, *tails) in SETTINGS.items():
+            val, test = (f"long-tailed-{ratio}" if tail else "clean" for tail in tails)
+            bundle = f"{model if training == 'long tail' else ordinary}@{val}:{test}"
+            parts.append(records[records["bundle"] == bundle].assign(setting=letter, ratio=ratio))
+    return pd.concat(parts, ignore_index=True)
+
+
+def skew_schemes(records: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
+    """The records of class skew by scheme: which splits were thinned out.
+
+    Args:
+        records: from :func:`with_conditions`. models: trained on balanced classes.
+
+    Returns:
+        Records fitted on all samples of their split, with ``scheme`` ("skewed validation", "skewed test", "both
+        skewed") and ``ratio``, which is 1 for the records without skew: those are in every scheme.
+    """
+    rows = with_all_samples(records)
+    rows = rows[rows["model"].isin(models)]
+    for split in ("val", "test"):
+        rows = rows[(rows[f"{split}_ratio"] > 1) | (rows[split] == "clean")]
+    chosen = {
+        "skewed validation": rows[rows["test"] == "clean"],
+        "skewed test": rows[rows["val"] == "clean"],
+        "both skewed": rows[rows["val"] == rows["test"]],
+    }
+    parts = [
+        part.assign(scheme=name, ratio=part[["val_ratio", "test_ratio"]].max(axis=1)) for name, part in chosen.items()
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def size_controls(records: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
+    """Calibrators fitted on skewed validation samples, and on as many balanced ones, judged on balanced test samples.
+
+    Args:
+        records: from :func:`with_conditions`. models: trained on balanced classes.
+
+    Returns:
+        Records with ``validation`` ("skewed", "balanced") and the ``ratio`` of the skewed split that has this size, of
+        the methods that have both.
+    """
+    skewed = skew_schemes(records, models)
+    skewed = skewed[(skewed["scheme"] == "skewed validation") & (skewed["ratio"] > 1)]
+    keys = ["model", "method", "n_val"]
+    drawn = records[(records["bundle"] == records["model"]) & (records["val_size"].astype(str) != "all")]
+    balanced = drawn.merge(skewed[[*keys, "ratio"]], on=keys)
+    skewed = skewed.merge(drawn[keys].drop_duplicates(), on=keys)
+    parts = [skewed.assign(validation="skewed"), balanced.assign(validation="balanced")]
+    return pd.concat(parts, ignore_index=True).sort_values(
+        ["model", "ratio", "method"], kind="stable", ignore_index=True
+    )
 
 
 def with_rise(records: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -115,3 +211,13 @@ def count_against_ts(
         for name, which in (("lower", lower), ("higher", higher), ("undecided", ~(lower | higher))):
             counts[f"{metric}_{name}"] = which.groupby([compared[c] for c in by], sort=False).sum()
     return pd.DataFrame(counts)
+
+
+def verdict(n_for: int, n_against: int, n_all: int) -> str:
+    """What most of a number of cases say: "held", "did not hold" or "undecided", with the counts.
+
+    >>> verdict(3, 1, 5)
+    'held (for 3, against 1, undecided 1)'
+    """
+    word = "held" if n_for > n_all / 2 else "did not hold" if n_against > n_all / 2 else "undecided"
+    return f"{word} (for {n_for}, against {n_against}, undecided {n_all - n_for - n_against})"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import cycle
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
-from smartlib.plots.style import NOISE_COLOUR, colour, label
-
-# Lines that lie close together are told apart by these too, without colour vision.
-_MARKERS = "os^vDPX<>p"
+from smartlib.plots.style import NOISE_COLOUR, colour, label, marker
 
 
 def severity_plot(
@@ -34,7 +30,7 @@ def severity_plot(
         ax: where to draw; a new figure if None.
 
     Returns:
-        The Axes. Method i of the table has the same marker in every plot of that table.
+        The Axes.
 
     Source: ours, after Ovadia et al. 2019 (figure of shift intensity).
     """
@@ -45,9 +41,9 @@ def severity_plot(
     if len(floors):
         ax.fill_between(floors.index, 0, scale * floors, color=NOISE_COLOUR, alpha=0.45, linewidth=0,
                         label="noise floor (95 %)")  # fmt: skip
-    for method, marker in zip(table["method"].unique(), cycle(_MARKERS), strict=False):
+    for method in table["method"].unique():
         groups = scale * table[table["method"] == method].groupby(x)[metric].agg(["mean", "min", "max"])
-        ax.plot(groups.index, groups["mean"], marker=marker, color=colour(method), label=label(method))
+        ax.plot(groups.index, groups["mean"], marker=marker(method), color=colour(method), label=label(method))
         if method in banded:
             ax.fill_between(groups.index, groups["min"], groups["max"], color=colour(method), alpha=0.2, linewidth=0)
     ax.set_xlabel(x)

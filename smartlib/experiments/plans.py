@@ -13,7 +13,6 @@ from smartlib.calibrators import create, names
 from smartlib.data import load
 from smartlib.data.corruptions import CORRUPTIONS, SEVERITIES
 from smartlib.data.zoo import load_shifted
-from smartlib.experiments.ablations import runs
 from smartlib.experiments.cells import N_RESAMPLES, Cell
 from smartlib.experiments.profiles import (
     ABLATION_BUNDLES,
@@ -154,6 +153,9 @@ def ablation_cells(profile: str) -> list[Cell]:
     Raises:
         ValueError: an unknown profile.
     """
+    # Imported here because that file reads tables, and tables read the experiments.
+    from smartlib.experiments.ablations import runs
+
     bundle_names(profile)
     cells = []
     for bundle in (f"{model}@held-out" for model in ABLATION_BUNDLES.get(profile, ())):

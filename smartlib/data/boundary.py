@@ -118,6 +118,8 @@ def _deepfool(model: Model, x: torch.Tensor, predicted: torch.Tensor, logits: to
     rows = torch.nonzero(~crossed)[:, 0]
     point, rivals = x[rows], rivals[rows]
     for _ in range(N_DEEPFOOL):
+        if not len(rows):
+            break
         point = point.requires_grad_()
         z = model(point)
         gaps = z.gather(1, predicted[rows, None]) - z.gather(1, rivals)
@@ -140,8 +142,6 @@ def _deepfool(model: Model, x: torch.Tensor, predicted: torch.Tensor, logits: to
         # Where no step leads toward a boundary the search for this image ends.
         going = ~crossed & lengths.min(dim=1).values.isfinite()
         rows, rivals, point = rows[going], rivals[going], point[going]
-        if not len(rows):
-            break
     return result
 
 

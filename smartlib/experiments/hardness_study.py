@@ -32,7 +32,7 @@ def rank_correlations(
     logits: np.ndarray,
     *,
     signals: Iterable[str] = SIGNALS,
-    n_resamples: int = 500,
+    n_resamples: int = 300,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Rank correlations of hardness signals with the distance to the decision boundary.

@@ -63,7 +63,7 @@ def correlation_plot(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """
     bundles, signals = list(dict.fromkeys(table["bundle"])), list(dict.fromkeys(table["signal"]))
     if ax is None:
-        _, ax = plt.subplots(figsize=(5.5, 0.7 + 0.15 * len(bundles) * (len(signals) + 1)))
+        _, ax = plt.subplots(figsize=(5.5, 0.7 + 0.12 * len(bundles) * (len(signals) + 1)))
     step = len(signals) + 1
     for j, signal in enumerate(signals):
         rows = table[table["signal"] == signal].set_index("bundle").loc[bundles]

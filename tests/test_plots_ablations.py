@@ -24,8 +24,12 @@ def style():
 @pytest.fixture
 def differences():
     """Two models; the second has no record of variant "b"."""
-    rows = [("one", "a", "ece", 0.01, 0.005, 0.02, "higher"), ("one", "b", "ece", 0.0, -0.01, 0.01, "undecided"),
-            ("two", "a", "ece", -0.02, -0.03, -0.01, "lower"), ("one", "a", "nll", 0.5, 0.4, 0.6, "higher")]  # fmt: skip
+    rows = [
+        ("one", "a", "ece", 0.01, 0.005, 0.02, "higher"),
+        ("one", "b", "ece", 0.0, -0.01, 0.01, "undecided"),
+        ("two", "a", "ece", -0.02, -0.03, -0.01, "lower"),
+        ("one", "a", "nll", 0.5, 0.4, 0.6, "higher"),
+    ]
     return pd.DataFrame(rows, columns=["model", "variant", "metric", "difference", "low", "high", "verdict"])
 
 

@@ -23,7 +23,7 @@ import pandas as pd
 from scipy.special import logsumexp
 from scipy.stats import t as student_t
 
-from smartlib.calibrators import SMART, create
+from smartlib.calibrators import create
 from smartlib.calibrators.smart import inputs
 from smartlib.data.bundles import Split
 from smartlib.experiments.cells import draw, load

@@ -15,7 +15,14 @@ from smartlib.data.corruptions import CORRUPTIONS, SEVERITIES
 from smartlib.data.zoo import load_shifted
 from smartlib.experiments.ablations import runs
 from smartlib.experiments.cells import N_RESAMPLES, Cell
-from smartlib.experiments.profiles import ABLATION_BUNDLES, LONG_TAILED, SHIFTED, SKEWED, bundle_names, experiment_bundles
+from smartlib.experiments.profiles import (
+    ABLATION_BUNDLES,
+    LONG_TAILED,
+    SHIFTED,
+    SKEWED,
+    bundle_names,
+    experiment_bundles,
+)
 
 # Methods of the main table, by the name that tables show: the registered calibrators, and variants of SMART.
 VARIANTS = {

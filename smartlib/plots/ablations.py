@@ -8,6 +8,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from smartlib.plots.style import FREE_COLOURS, colour, label
 
@@ -52,6 +53,7 @@ def difference_plot(table: pd.DataFrame, metric: str, *, ax: Axes | None = None)
     ax.set_yticks(range(len(variants)), variants)
     ax.set_ylim(len(variants) - 0.45, -0.55)
     ax.grid(axis="y", visible=False)
+    ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.set_xlabel(f"Δ {label(metric)} ({'points' if scale == 100 else 'nats' if metric == 'nll' else 'score'})")
     return ax
 

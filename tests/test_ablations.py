@@ -7,23 +7,27 @@ import pandas as pd
 import pytest
 
 from smartlib.data import Bundle, Split
-from smartlib.experiments import ablations, plans
-from smartlib.experiments.ablations import (
-    GRID,
-    VARIANTS,
+from smartlib.experiments import ablation_tables, ablations, plans
+from smartlib.experiments.ablation_tables import (
     best_elsewhere,
+    difference_table,
     grid_means,
-    half_width,
-    judging_noise,
-    lost_signals,
     noise_floors,
     objective_maps,
-    paired_differences,
     rescaled_table,
-    runs,
     seed_spread,
     variant_table,
     verdict_counts,
+)
+from smartlib.experiments.ablations import (
+    DEFAULT,
+    GRID,
+    VARIANTS,
+    half_width,
+    judging_noise,
+    lost_signals,
+    paired_differences,
+    runs,
     with_variants,
 )
 from smartlib.experiments.plans import PLANS, ablation_cells
@@ -45,7 +49,8 @@ def small_bundle(seed: int = 0) -> Bundle:
 @pytest.fixture
 def bundle(monkeypatch):
     stored = small_bundle()
-    monkeypatch.setattr(ablations, "load", lambda name: stored)
+    for module in (ablations, ablation_tables):
+        monkeypatch.setattr(module, "load", lambda name: stored)
     monkeypatch.setattr(plans, "load", lambda name: stored)
     monkeypatch.setattr(plans, "ABLATION_BUNDLES", {"embedded": ("small",)})
     return stored
@@ -67,7 +72,7 @@ def test_every_point_of_the_grid_is_run_once_on_the_same_fitting_sets(bundle):
     assert {(c.bundle, c.n_resamples) for c in cells} == {("small@held-out", 0)}
     assert {c.val_size for c in cells if c.method != "uncalibrated"} == {450}
     found = [
-        (*({"n_bins": 15, "bandwidth": 0.05, "delta": 1e-3} | c.settings).values(), c.split_seed)
+        (*(DEFAULT | c.settings).values(), c.split_seed)
         for c in cells if c.calibrator == "smart" and set(c.settings) <= set(GRID) and c.split_seed < 4
     ]  # fmt: skip
     assert len(found) == len(set(found)) == 4 * 5 * 5 * 3
@@ -145,7 +150,9 @@ def test_differences_are_paired_and_both_sources_of_noise_add_in_quadrature():
     assert row["fitting"] == pytest.approx(0.0086054, rel=1e-4)
     assert row["low"] == pytest.approx(0.005 - np.hypot(0.0086054, 0.003), rel=1e-4)
     assert row["high"] == pytest.approx(0.005 + np.hypot(0.0086054, 0.004), rel=1e-4)
-    assert row["verdict"] == "undecided" and row["n_splits"] == 3
+    assert row["verdict"] == "undecided" and row["n_splits"] == 3 and row["n_lower"] == 0
+    shown = difference_table(table).loc[("a/b", "NLL"), "smCE, %"]
+    assert shown == "undecided: +0.50 [-0.41, +1.45], lower on 0/3"
 
 
 @pytest.mark.parametrize(("step", "verdict"), [(-0.005, "lower"), (0.005, "higher"), (0.0, "undecided")])
@@ -163,7 +170,7 @@ def test_judging_noise_is_that_of_a_paired_comparison_and_is_kept(bundle, monkey
     monkeypatch.setattr(
         ablations, "runs", lambda z: [("ts", "ts", {}, 10), ("smart", "smart", {}, 10), ("grid", "smart", {}, 4)]
     )
-    ablations._default_probs.cache_clear()
+    ablations.default_probs.cache_clear()
     # In this process: the stored bundle is known here only.
     monkeypatch.setattr("smartlib.experiments.workers.effective_n_jobs", lambda n: 1)
     table = judging_noise(["small"], "p", n_resamples=20)
@@ -182,14 +189,14 @@ def test_judging_noise_is_that_of_a_paired_comparison_and_is_kept(bundle, monkey
     assert (tmp_path / "records" / "p_ablations-judging.csv").is_file()
     floors = noise_floors(["small"], n_resamples=20)
     assert 0 < floors.loc["small", "ece_floor"] < floors.loc["small", "ece_floor_q95"] < 0.2
-    ablations._default_probs.cache_clear()
+    ablations.default_probs.cache_clear()
 
 
 # --- tables -------------------------------------------------------------------------------------------------------
 
 
 def test_variant_table_shows_the_default_the_variants_and_the_floors():
-    rows = [record("uncalibrated", 0, ece=0.05)]
+    rows = [record("uncalibrated", 0, ece=0.05), record("smart", 3, ece=0.9)]
     rows += [record(m, s, ece=x + s / 100) for m, x in (("smart", 0.01), ("objective: NLL", 0.02)) for s in range(3)]
     rows += [record("network: 4 units", 0), record("objective: NLL", 0, {"seed": 1}, ece=0.9)]
     floors = pd.DataFrame({"ece_floor_q95": [0.0123], "smce_floor_q95": [0.004]}, index=["a/b"])
@@ -213,17 +220,17 @@ def test_spread_between_seeds_is_told_apart_from_that_between_fitting_sets():
 
 
 def grid_records(values):
-    """One record per point of the grid and fitting set; ``values`` maps (M, lambda, delta), split to smCE."""
+    """One record per point of the grid and fitting set; ``values`` maps (lambda, delta, M) and split to smCE."""
     rows = []
     for method, _, settings, n_splits in runs(np.array([[2.0, 0.0], [1.0, 0.5]])):
         if set(settings) <= set(GRID) and method != "ts":
-            point = tuple(({"n_bins": 15, "bandwidth": 0.05, "delta": 1e-3} | settings).values())
+            point = tuple((DEFAULT | settings).values())
             rows += [record(method, s, settings, smce=values(point, s)) for s in range(n_splits)]
     return with_variants(pd.DataFrame(rows))
 
 
 def test_grid_means_are_over_the_fitting_sets_that_all_points_share():
-    records = grid_records(lambda point, split: 0.01 * point[1] + split)
+    records = grid_records(lambda point, split: 0.01 * point[0] + split)
     table = grid_means(records, ["smce"])
     assert len(table) == 75
     assert table.loc[table["bandwidth"] == 0.05, "smce"].to_numpy() == pytest.approx(0.0005 + 1.5)  # splits 0 to 3
@@ -231,12 +238,12 @@ def test_grid_means_are_over_the_fitting_sets_that_all_points_share():
 
 def test_what_wins_by_luck_does_not_win_elsewhere():
     def lucky(point, split):
-        return 0.0 if split < 4 and point[:2] == ((5, 10, 20, 30)[split], 0.2) else 0.01
+        return 0.0 if split < 4 and (point[0], point[2]) == (0.2, (5, 10, 20, 30)[split]) else 0.01
 
     (row,) = best_elsewhere(grid_records(lucky)).to_dict("records")
     assert row["best"] == pytest.approx(0.0025) and row["elsewhere"] == 0
     assert row["default_rank"] == 13 and row["n_points"] == 75, "four winners at three values of delta"
-    (row,) = best_elsewhere(grid_records(lambda point, split: 0.01 * point[1])).to_dict("records")
+    (row,) = best_elsewhere(grid_records(lambda point, split: 0.01 * point[0])).to_dict("records")
     assert row["best"] == row["elsewhere"] == pytest.approx(0.0004)
 
 

@@ -70,7 +70,7 @@ def test_cells_show_their_values_on_the_shared_scale_and_the_default_is_framed()
     # Rows from the smallest lambda down, columns from the smallest delta.
     assert [text.get_text() for text in ax.texts] == ["2.00", "0.40", "1.20", "3.00"]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["0.05", "0.1"]
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["0.001", "0.01"]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["1e-3", "1e-2"]
     (mesh,) = ax.collections
     assert mesh.get_clim() == (0, 5)
     (frame,) = ax.patches

@@ -1,4 +1,6 @@
-"""What each part of SMART does: its variants, their differences from the default, and how sure these are (notebook 09).
+"""What each part of SMART does: its variants, their differences from the default, and how sure these are.
+
+What notebook 09 shows of them is in `smartlib.experiments.ablation_tables`.
 
 Every variant is fitted on the same random halves of a fitting pool and judged on the same held-out validation samples
 (bundles ``<model>@held-out``), so that differences are paired. Two things make a difference uncertain: the samples it
@@ -23,29 +25,25 @@ import pandas as pd
 from scipy.special import logsumexp
 from scipy.stats import t as student_t
 
-from smartlib.calibrators import create
-from smartlib.calibrators.smart import inputs
+from smartlib.calibrators import Calibrator, create
 from smartlib.data.bundles import Split
 from smartlib.experiments.cells import draw, load
 from smartlib.experiments.records import Task, run_tasks, sources_of, task_key
-from smartlib.experiments.tables import format_value, header, spread_table
 from smartlib.hardness import SIGNALS
-from smartlib.metrics import evaluate
 from smartlib.plots.style import label
 from smartlib.softece import BANDWIDTH, DELTA, N_BINS
-from smartlib.toplabel import margin
-from smartlib.uncertainty import compare, noise_floor
+from smartlib.uncertainty import compare
 
 # Fitting sets of every variant; of the grid and of further seeds; and those whose judging noise is resampled.
 N_SPLITS, N_FEWER_SPLITS, N_JUDGED_SPLITS = 10, 4, 3
 N_SEEDS = 5
 GRID = {
-    "n_bins": (5, 10, 15, 20, 30),
     "bandwidth": (0.01, 0.02, 0.05, 0.1, 0.2),
     "delta": (1e-4, 1e-3, 1e-2),
+    "n_bins": (5, 10, 15, 20, 30),
 }
-_DEFAULT = {"n_bins": N_BINS, "bandwidth": BANDWIDTH, "delta": DELTA}
-_SYMBOL = {"n_bins": "M", "bandwidth": "λ", "delta": "δ"}
+DEFAULT = {"bandwidth": BANDWIDTH, "delta": DELTA, "n_bins": N_BINS}
+_SYMBOL = {"bandwidth": "λ", "delta": "δ", "n_bins": "M"}
 
 # The variants of each ablation; all else is as in SMART().
 VARIANTS: dict[str, dict[str, dict]] = {
@@ -67,11 +65,10 @@ VARIANTS: dict[str, dict[str, dict]] = {
         "Adam": {"solver": "adam", "seed": 0},
     },
 } | {
-    name: {f"{_SYMBOL[name]} = {value:g}": {name: value} for value in values if value != _DEFAULT[name]}
+    name: {f"{_SYMBOL[name]} = {value:g}": {name: value} for value in values if value != DEFAULT[name]}
     for name, values in GRID.items()
 }
 
-SHOWN = ("accuracy", "ece", "adaece", "cwece", "smce", "nll", "brier")
 JUDGED = ("smce", "ece", "adaece", "nll", "brier")
 LEVEL = 0.95
 
@@ -102,7 +99,7 @@ def runs(logits: np.ndarray) -> Iterator[tuple[str, str, dict, int]]:
                     yield f"{ablation}: {variant}", "smart", settings | {"seed": seed}, N_FEWER_SPLITS
     for values in product(*GRID.values()):
         settings = dict(zip(GRID, values, strict=True))
-        if sum(settings[name] != _DEFAULT[name] for name in GRID) > 1:  # else it is one of those above
+        if sum(settings[name] != DEFAULT[name] for name in GRID) > 1:  # else it is one of those above
             yield "grid", "smart", settings, N_FEWER_SPLITS
 
 
@@ -124,7 +121,7 @@ def with_variants(records: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         The records with ``model``; ``ablation`` and ``variant`` ("" and a display name for what is no variant);
-        ``seed``; and ``n_bins``, ``bandwidth``, ``delta`` of the objective.
+        ``seed``; and ``bandwidth``, ``delta``, ``n_bins`` of the objective.
     """
     settings = records["settings"].map(json.loads)
     parts = records["method"].str.extract(r"^(?:(?P<ablation>[^:]+): )?(?P<variant>.+)$")
@@ -134,7 +131,7 @@ def with_variants(records: pd.DataFrame) -> pd.DataFrame:
         "variant": parts["variant"].map(label),
         "seed": settings.map(lambda s: s.get("seed", 0)),
     }
-    columns |= {name: settings.map(lambda s, n=name: s.get(n, _DEFAULT[n])) for name in GRID}
+    columns |= {name: settings.map(lambda s, n=name: s.get(n, DEFAULT[n])) for name in GRID}
     return records.assign(**columns)
 
 
@@ -170,10 +167,10 @@ def paired_differences(
         metrics: out of ``JUDGED``.
 
     Returns:
-        One row per model, variant and metric: ``model, ablation, variant, metric, n_splits, difference`` (mean over the
-        fitting sets), ``fitting`` (half the width of its interval by :func:`half_width`), ``low, high`` (95 % interval
-        for both sources: the distances from the mean add in quadrature), ``verdict`` ("lower", "higher" or
-        "undecided").
+        One row per model, variant and metric: ``model, ablation, variant, metric, n_splits``; ``n_lower`` (fitting sets
+        on which the variant is below the default); ``difference`` (mean over the fitting sets); ``fitting`` (half the
+        width of its interval by :func:`half_width`); ``low, high`` (95 % interval for both sources: the distances from
+        the mean add in quadrature); ``verdict`` ("lower", "higher" or "undecided").
 
     Source: distances in quadrature: Zou and Donner 2008.
     """
@@ -191,8 +188,8 @@ def paired_differences(
                 high = mean + np.hypot(fitting, noise.loc[(bundle, method), f"{metric}_up"])
                 rows.append(
                     {name: group[name].iloc[0] for name in ("model", "ablation", "variant")}
-                    | {"metric": metric, "n_splits": len(group), "difference": mean, "fitting": fitting}
-                    | {"low": low, "high": high}
+                    | {"metric": metric, "n_splits": len(group), "n_lower": int((difference < 0).sum())}
+                    | {"difference": mean, "fitting": fitting, "low": low, "high": high}
                     | {"verdict": "lower" if high < 0 else "higher" if low > 0 else "undecided"}
                 )
     return pd.DataFrame(rows)
@@ -212,8 +209,8 @@ def judging_noise(models: Iterable[str], profile: str, n_resamples: int = 200) -
 
     Source: paired bootstrap, see `smartlib.uncertainty.compare`.
     """
-    sources = [*sources_of("uncertainty", "calibrators.scaling", "calibrators.smart", "experiments.cells")]
-    sources.append("experiments/ablations.py")
+    modules = ("uncertainty", "calibrators.scaling", "calibrators.smart", "experiments.cells")
+    sources = [*sources_of(*modules), "experiments/ablations.py"]
     tasks = []
     for bundle in (f"{model}@held-out" for model in models):
         data = load(bundle)
@@ -229,220 +226,33 @@ def judging_noise(models: Iterable[str], profile: str, n_resamples: int = 200) -
 
 
 def _judged_difference(bundle: str, calibrator: str, settings: dict, split: int, n_resamples: int) -> dict:
-    data = load(bundle)
-    fitted = _fitted(calibrator, settings, fitting_set(bundle, split))
-    probs, default, row = fitted.predict_proba(data.test.logits), _default_probs(bundle, split), {}
+    test = load(bundle).test
+    probs = fit_quietly(calibrator, settings, fitting_set(bundle, split)).predict_proba(test.logits)
+    row = {}
     for metric in JUDGED:
-        found = compare(probs, default, data.test.labels, metric, n_resamples=n_resamples)
+        found = compare(probs, default_probs(bundle, split), test.labels, metric, n_resamples=n_resamples)
         row[metric] = found.difference
         row[f"{metric}_down"], row[f"{metric}_up"] = found.difference - found.low, found.high - found.difference
     return row
 
 
-@lru_cache(maxsize=8)
-def _default_probs(bundle: str, split: int) -> np.ndarray:
-    return _fitted("smart", {}, fitting_set(bundle, split)).predict_proba(load(bundle).test.logits)
+# --- fits ---------------------------------------------------------------------------------------------------------
 
 
 def fitting_set(bundle: str, split: int) -> Split:
-    """The half of a bundle's fitting pool (its validation split) on which calibrators of a split seed are fitted."""
+    """The half of a bundle's fitting pool, its validation split, on which calibrators of a split seed are fitted."""
     data = load(bundle)
     return draw(data, len(data.val.labels) // 2, split)
 
 
-def _fitted(calibrator: str, settings: dict, part: Split):
-    with warnings.catch_warnings():  # doubtful fits are what an ablation is about
+def fit_quietly(calibrator: str, settings: dict, part: Split) -> Calibrator:
+    """A registered calibrator fitted on samples; doubtful fits are what an ablation is about, so nothing is warned."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return create(calibrator, **settings).fit(part.logits, part.labels)
 
 
-# --- tables -------------------------------------------------------------------------------------------------------
-
-
-def noise_floors(models: Iterable[str], n_resamples: int = 200) -> pd.DataFrame:
-    """What perfectly calibrated models with the confidences of the default SMART would measure.
-
-    Args:
-        models: names of bundles, without ``@held-out``. n_resamples: simulated data sets.
-
-    Returns:
-        Indexed by model: ``<metric>_floor`` and ``<metric>_floor_q95`` for ECE, AdaECE, classwise ECE and smCE.
-    """
-    rows = {}
-    for model in models:
-        probs = _default_probs(f"{model}@held-out", 0)
-        rows[model] = {
-            f"{metric}_floor{end}": value
-            for metric in ("ece", "adaece", "cwece", "smce")
-            for end, value in zip(("", "_q95"), noise_floor(probs, metric, n_resamples), strict=True)
-        }
-    return pd.DataFrame.from_dict(rows, orient="index")
-
-
-def variant_table(records: pd.DataFrame, floors: pd.DataFrame, ablation: str) -> pd.DataFrame:
-    """The metrics of the variants of an ablation, beside the default SMART and what is no SMART.
-
-    Args:
-        records: from :func:`with_variants`; of seeds the first counts.
-        floors: from :func:`noise_floors`.
-        ablation: a key of ``VARIANTS``.
-
-    Returns:
-        Text table indexed by model and variant: the number of fits, every metric of ``SHOWN`` as "mean (min to max)"
-        over the fitting sets, and the noise floors of ECE and smCE on the judging samples (95 %).
-    """
-    part = records[(records["seed"] == 0) & records["ablation"].isin(["", ablation]) & (records["method"] != "grid")]
-    table = spread_table(part, ["model", "variant"], SHOWN)
-    models = table.index.get_level_values("model")
-    for metric in ("ece", "smce"):
-        shown = floors[f"{metric}_floor_q95"].map(lambda x, m=metric: format_value(x, m))
-        table[f"floor of {header(metric)}"] = shown.loc[models].to_numpy()
-    return table
-
-
-def verdict_counts(differences: pd.DataFrame) -> pd.DataFrame:
-    """On how many models a variant's metrics are lower, higher and undecided.
-
-    Args:
-        differences: from :func:`paired_differences`.
-
-    Returns:
-        Text table indexed by ablation and variant, a column per metric: "2 lower, 1 undecided".
-    """
-
-    def count(verdicts: pd.Series) -> str:
-        found = verdicts.value_counts()
-        return ", ".join(f"{found[word]} {word}" for word in ("lower", "higher", "undecided") if word in found)
-
-    table = differences.groupby(["ablation", "variant", "metric"], sort=False)["verdict"].agg(count).unstack("metric")
-    order = differences.drop_duplicates(["ablation", "variant"]).set_index(["ablation", "variant"]).index
-    return table.loc[order, list(dict.fromkeys(differences["metric"]))].rename(columns=header)
-
-
-def seed_spread(records: pd.DataFrame, metrics: Sequence[str] = ("ece", "smce", "nll")) -> pd.DataFrame:
-    """How much results vary from seed to seed on the same samples, and from fitting set to fitting set at one seed.
-
-    Args:
-        records: from :func:`with_variants`.
-        metrics: the metrics.
-
-    Returns:
-        One row per model, variant that has seeds, and metric: ``model, variant, metric, between_seeds,
-        between_splits``, root mean square standard deviations (fractions, nats). Halves of one pool overlap, so that
-        independent fitting sets would vary by sqrt(2) times ``between_splits``.
-    """
-    rows = []
-    seeded = records[records["settings"].str.contains('"seed"') & (records["split_seed"] < N_FEWER_SPLITS)]
-    for (model, variant), group in seeded.groupby(["model", "variant"], sort=False):
-        for metric in metrics:
-            values = group.pivot(index="split_seed", columns="seed", values=metric)
-            between = {f"between_{name}": np.sqrt(values.var(axis=axis).mean()) for name, axis in
-                       (("seeds", 1), ("splits", 0))}  # fmt: skip
-            rows.append({"model": model, "variant": variant, "metric": metric} | between)
-    return pd.DataFrame(rows)
-
-
-# --- the grid of M, lambda and delta ------------------------------------------------------------------------------
-
-
-def grid_means(records: pd.DataFrame, metrics: Sequence[str] = SHOWN) -> pd.DataFrame:
-    """The metrics on the grid, mean over the fitting sets that all its points share.
-
-    Args:
-        records: from :func:`with_variants`. metrics: the columns.
-
-    Returns:
-        One row per model, M, lambda and delta.
-    """
-    at = ["model", *GRID]
-    return _grid_records(records).groupby(at, sort=False)[list(metrics)].mean().sort_index().reset_index()
-
-
-def best_elsewhere(records: pd.DataFrame, metric: str = "smce") -> pd.DataFrame:
-    """Does a point of the grid that wins on some fitting sets also win on the others?
-
-    For each fitting set in turn the best point on the others is taken, and compared with the default on this one.
-
-    Args:
-        records: from :func:`with_variants`. metric: by which the best is chosen.
-
-    Returns:
-        Indexed by model: ``best`` (its gain over the default, mean over all fitting sets, where it was chosen),
-        ``elsewhere`` (mean gain on the fitting sets left out), ``default_rank`` (of the default among all
-        points, 1 is the best) and ``n_points``; gains are positive, in the metric's unit.
-    """
-    rows = {}
-    for model, part in _grid_records(records).groupby("model", sort=False):
-        values = part.pivot(index="split_seed", columns=list(GRID), values=metric)
-        gains = values.rsub(values[tuple(_DEFAULT[name] for name in GRID)], axis=0)
-        elsewhere = [gains.loc[split, gains.drop(index=split).mean().idxmax()] for split in gains.index]
-        rows[model] = {
-            "best": gains.mean().max(), "elsewhere": float(np.mean(elsewhere)),
-            "default_rank": int((gains.mean() > 1e-12).sum()) + 1, "n_points": gains.shape[1],
-        }  # fmt: skip
-    return pd.DataFrame.from_dict(rows, orient="index")
-
-
-def _grid_records(records: pd.DataFrame) -> pd.DataFrame:
-    on_grid = records["method"].isin(["smart", "grid"]) | records["ablation"].isin(GRID)
-    return records[on_grid & (records["split_seed"] < N_FEWER_SPLITS)]
-
-
-# --- what no cell can say -----------------------------------------------------------------------------------------
-
-
-def rescaled_table(models: Iterable[str], factors: Sequence[float] = (0.1, 1.0, 10.0)) -> pd.DataFrame:
-    """SMART fitted on logits that were multiplied by a constant, and judged on logits multiplied by the same.
-
-    Args:
-        models: names of bundles, without ``@held-out``.
-        factors: the constants.
-
-    Returns:
-        One row per model, fitting set and factor: ``model, factor, split_seed``, the metrics of ``SHOWN``,
-        ``input_change`` (largest difference of the network's inputs, standardised margins, from those without a
-        factor), ``confidence_change`` (mean absolute difference of the confidences from those without a factor) and
-        ``at_floor`` (share of judging samples whose T is within 2 % of its floor of 0.1).
-    """
-    rows = []
-    for model, split in product(models, range(N_FEWER_SPLITS)):
-        bundle = f"{model}@held-out"
-        part, test = fitting_set(bundle, split), load(bundle).test
-        plain = _fitted("smart", {}, part)
-        plain_inputs, plain_probs = inputs(plain, test.logits), plain.predict_proba(test.logits)
-        for factor in factors:
-            smart = _fitted("smart", {}, Split(factor * part.logits, part.labels))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                probs, t = smart.predict_proba(factor * test.logits), smart.temperatures(factor * test.logits)
-            rows.append(
-                {"model": model, "factor": factor, "split_seed": split}
-                | evaluate(probs, test.labels, metrics=SHOWN).to_dict()
-                | {
-                    "input_change": float(np.abs(inputs(smart, factor * test.logits) - plain_inputs).max()),
-                    "confidence_change": float(np.abs(probs.max(axis=1) - plain_probs.max(axis=1)).mean()),
-                    "at_floor": float(np.mean(t < 0.102)),
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def objective_maps(model: str, n_points: int = 150) -> pd.DataFrame:
-    """The maps T(m) that the objectives lead to, over the fitting sets.
-
-    Args:
-        model: name of a bundle, without ``@held-out``.
-        n_points: margins, from 0 to the 99 % quantile of the fitting pool.
-
-    Returns:
-        One row per objective and margin: ``variant, margin`` (logit units), ``median, low, high`` of T over the fitting
-        sets (dimensionless; low and high are the smallest and the largest).
-    """
-    bundle = f"{model}@held-out"
-    at = np.linspace(0, np.quantile(margin(load(bundle).val.logits), 0.99), n_points)
-    tables = []
-    for variant, settings in ({"SMART": {}} | VARIANTS["objective"]).items():
-        t = [_fitted("smart", settings, fitting_set(bundle, s)).temperature_map(at) for s in range(N_SPLITS)]
-        low, median, high = np.quantile(t, (0, 0.5, 1), axis=0)
-        tables.append(pd.DataFrame({"variant": variant, "margin": at, "median": median, "low": low, "high": high}))
-    return pd.concat(tables, ignore_index=True)
+@lru_cache(maxsize=8)
+def default_probs(bundle: str, split: int) -> np.ndarray:
+    """The probabilities (N, K) that the default SMART, fitted on a fitting set, gives the held-out samples."""
+    return fit_quietly("smart", {}, fitting_set(bundle, split)).predict_proba(load(bundle).test.logits)

@@ -8,6 +8,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from smartlib.plots.style import FREE_COLOURS, colour, label
 
@@ -52,6 +53,7 @@ def difference_plot(table: pd.DataFrame, metric: str, *, ax: Axes | None = None)
     ax.set_yticks(range(len(variants)), variants)
     ax.set_ylim(len(variants) - 0.45, -0.55)
     ax.grid(axis="y", visible=False)
+    ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.set_xlabel(f"Δ {label(metric)} ({'points' if scale == 100 else 'nats' if metric == 'nll' else 'score'})")
     return ax
 
@@ -83,13 +85,14 @@ def settings_map(
     sns.heatmap(
         cells, vmin=low, vmax=high, cmap=COLOUR_MAP, cbar=False, annot=True, fmt=".3f" if natural else ".2f",
         annot_kws={"size": 6.5}, linewidths=0.5, ax=ax,
-        xticklabels=[f"{delta:g}" for delta in cells.columns], yticklabels=[f"{value:g}" for value in cells.index],
+        xticklabels=[np.format_float_scientific(delta, trim="-", exp_digits=1) for delta in cells.columns],
+        yticklabels=[f"{bandwidth:g}" for bandwidth in cells.index],
     )  # fmt: skip
     if default is not None:
         corner = (cells.columns.get_loc(default[1]), cells.index.get_loc(default[0]))
         ax.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=colour("smart"), linewidth=1.6, clip_on=False))
     ax.tick_params(length=0, labelsize=7)
-    ax.tick_params(axis="y", rotation=0)
+    ax.tick_params(rotation=0)
     ax.set(xlabel="δ", ylabel="λ")
     return ax
 

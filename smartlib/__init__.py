@@ -39,11 +39,12 @@ _HOME = {
     "reliability_bins": "metrics",
     "proximity_informed_ece": "proximity",
     "noise_floor": "uncertainty",
-    "compare": "uncertainty",
+    "compare": "comparison",
 }
 _MODULES = (
     "bounds",
     "calibrators",
+    "comparison",
     "data",
     "hardness",
     "metrics",

@@ -128,7 +128,7 @@ def proximity_informed_ece(
 
 
 def proximity_edges(proximity: np.ndarray, n_proximity_bins: int) -> np.ndarray:
-    """Edges of bins (lo, hi] of equal mass, half way between two samples where n is a multiple of the number of bins.
+    """Edges of bins (lo, hi] of equal mass: the quantiles, interpolated between the two samples beside them.
 
     Raises:
         ValueError: ``n_proximity_bins`` is no whole number of at least 1.

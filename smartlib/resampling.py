@@ -40,15 +40,16 @@ def top_label_statistic(metric: str, f: np.ndarray) -> Statistic:
             return float(np.copysign(np.sqrt(abs(square)), square))
 
         return signed_root
+    from smartlib._resampling_kernel import binned_gaps  # here, because it imports numba
+
     if metric == "mce":
 
         def largest(rows: np.ndarray, correct: np.ndarray) -> float:
-            count = np.bincount(index[rows], minlength=N_BINS)
-            gap = np.abs(np.bincount(index[rows], correct - f[rows], N_BINS))
-            return float((gap[count > 0] / count[count > 0]).max())
+            count, gap = binned_gaps(index, f, rows, correct, N_BINS)
+            return float(np.abs(gap[count > 0] / count[count > 0]).max())
 
         return largest
-    return lambda rows, correct: float(np.abs(np.bincount(index[rows], correct - f[rows], N_BINS)).sum() / len(rows))
+    return lambda rows, correct: float(np.abs(binned_gaps(index, f, rows, correct, N_BINS)[1]).sum() / len(rows))
 
 
 def population_statistic(metric: str, f: np.ndarray) -> Statistic:

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from smartlib.comparison import compare
 from smartlib.data import Bundle, Split
 from smartlib.experiments import ablation_tables, ablations, plans
 from smartlib.experiments.ablation_tables import (
@@ -32,7 +33,6 @@ from smartlib.experiments.ablations import (
 )
 from smartlib.experiments.plans import PLANS, ablation_cells
 from smartlib.hardness import SIGNALS
-from smartlib.uncertainty import compare
 
 
 def small_bundle(seed: int = 0) -> Bundle:

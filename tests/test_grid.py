@@ -1,15 +1,18 @@
 """Cells and their records: computed once, resumed, renewed when the code or the data change."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
+import smartlib
+from smartlib.calibrators import names
 from smartlib.data import Bundle, Split
 from smartlib.experiments import cells, choices, grid
 from smartlib.experiments.cells import Cell, run_cell
-from smartlib.experiments.grid import cell_key, run_cells
+from smartlib.experiments.grid import cell_key, module_of, run_cells
 from smartlib.experiments.tables import metric_table, paper_table, verdict_table
 
 
@@ -103,7 +106,7 @@ def test_a_planted_wrong_record_is_found(counted, tmp_path):
         run_cells(CELLS[:1], "p")
 
 
-def test_the_key_follows_data_settings_and_the_calibrators_own_source(monkeypatch, tmp_path):
+def test_the_key_follows_data_and_settings():
     bundle, other = small_bundle(), small_bundle(1)
     keys = {
         cell_key(CELLS[1], bundle), cell_key(CELLS[1], other), cell_key(CELLS[2], bundle),
@@ -111,19 +114,32 @@ def test_the_key_follows_data_settings_and_the_calibrators_own_source(monkeypatc
     }  # fmt: skip
     assert len(keys) == 4
     assert cell_key(CELLS[1], small_bundle()) == cell_key(CELLS[1], bundle)
-    # A copy of the sources in which SMART's file was touched: its key changes, the others' do not.
-    import shutil
 
-    import smartlib
 
+@pytest.fixture
+def copied_package(monkeypatch, tmp_path):
+    """A copy of the library's sources, which keys are then made from."""
     package = tmp_path / "smartlib"
     shutil.copytree(smartlib.__path__[0], package, ignore=shutil.ignore_patterns("shipped", "__pycache__"))
-    source = package / "calibrators" / "smart.py"
-    source.write_text(source.read_text(encoding="utf-8") + "# touched\n", encoding="utf-8")
-    before = [cell_key(cell, bundle) for cell in CELLS]
     monkeypatch.setattr(smartlib, "__file__", str(package / "__init__.py"))
-    after = [cell_key(cell, bundle) for cell in CELLS]
-    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False]
+    return package
+
+
+@pytest.mark.parametrize("module", sorted({module_of(name) for name in names()}))
+def test_a_changed_calibrator_makes_its_records_stale_and_no_others(module, copied_package):
+    bundle = small_bundle()
+    methods = [Cell("small", "uncalibrated")] + [Cell("small", name, name) for name in names()]
+    before = [cell_key(cell, bundle) for cell in methods]
+    source = copied_package / (module.replace(".", "/") + ".py")
+    source.write_text(source.read_text(encoding="utf-8") + "# touched\n", encoding="utf-8")
+    after = [cell_key(cell, bundle) for cell in methods]
+    stale = {cell.method for cell, old, new in zip(methods, before, after, strict=True) if old != new}
+    if module == "calibrators.scaling":  # every record holds differences from temperature scaling
+        assert stale == {cell.method for cell in methods}
+    else:
+        # The spline is built on what binning.py has for confidences.
+        built_on = {"spline"} if module == "calibrators.binning" else set()
+        assert stale == {name for name in names() if module_of(name) == module} | built_on
 
 
 def test_records_of_an_older_key_are_dropped_and_others_kept(counted, tmp_path):

@@ -164,6 +164,13 @@ def test_library_and_records_are_part_of_the_key(root):
     source.cells[1].source = 'profile = "embedded"  # data'
     keys.append(key())
     assert len(set(keys)) == len(keys)
+    (root / "figures" / "records" / "cost.csv").write_text("key\n")
+    assert key() == keys[-1], "records of no profile concern only the notebooks that read them"
+    source.cells[1].source += '\ncosts = read_records("cost")'
+    keys.append(key())
+    (root / "figures" / "records" / "cost.csv").write_text("key,n\n")
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
     (root / "smartlib" / "core.cpython-311.pyc").touch()
     assert key() == keys[-1]
 

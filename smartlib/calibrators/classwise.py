@@ -10,7 +10,7 @@ from sklearn.exceptions import ConvergenceWarning
 from smartlib.arrays import as_count, row_chunks
 from smartlib.binned_errors import N_BINS, bin_index
 from smartlib.calibrators.base import TemperatureCalibrator, warn
-from smartlib.calibrators.scaling import TemperatureScaling
+from smartlib.calibrators.scaling import nll_temperature
 
 GRID = np.arange(5, 51) / 10
 # With fewer samples per class than this, CTS has no lower ECE than TS on held-out parts of the public CIFAR validation
@@ -62,9 +62,7 @@ class ClassWiseTemperatureScaling(TemperatureCalibrator):
 
     def _fit(self, z: np.ndarray, y: np.ndarray, *, features: Any, head: Any) -> None:
         as_count(self.max_iter, "max_iter")
-        ts = TemperatureScaling()
-        ts._fit(z, y, features=None, head=None)
-        self.temperature_ = ts.temperature_
+        self.temperature_, _ = nll_temperature(z, y)
         grid = GRID
         if not grid[0] <= self.temperature_ <= grid[-1]:
             grid = grid * (self.temperature_ / np.sqrt(grid[0] * grid[-1]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from smartlib.arrays import row_chunks
 from smartlib.calibrators.base import Calibrator, keep_predictions, scaled_softmax, warn
-from smartlib.calibrators.scaling import TemperatureScaling
+from smartlib.calibrators.scaling import nll_temperature
 
 
 class EnsembleTemperatureScaling(Calibrator):
@@ -46,9 +46,8 @@ class EnsembleTemperatureScaling(Calibrator):
     learned = ("temperature_", "weights_")
 
     def _fit(self, z: np.ndarray, y: np.ndarray, *, features: Any, head: Any) -> None:
-        scaling = TemperatureScaling()
-        scaling._fit(z, y, features=None, head=None)
-        self.temperature_, self.bound_hit_, self.converged_ = scaling.temperature_, scaling.bound_hit_, True
+        self.temperature_, self.bound_hit_ = nll_temperature(z, y)
+        self.converged_ = True
         gram, hits = np.zeros((3, 3)), np.zeros(3)
         for rows in row_chunks(len(z), 4 * z.shape[1]):  # three parts and a temporary at once
             parts = _parts(z[rows], self.temperature_)

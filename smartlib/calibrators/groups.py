@@ -21,7 +21,7 @@ from smartlib.arrays import as_count, row_chunks
 from smartlib.calibrators.base import Calibrator, keep_predictions, warn
 from smartlib.calibrators.confidence_table import ConfidenceTable
 from smartlib.calibrators.lbfgs import minimise_lbfgs
-from smartlib.calibrators.scaling import TemperatureScaling
+from smartlib.calibrators.scaling import nll_temperature
 
 # The logarithm of a group's temperature stays within this of that of temperature scaling: a factor of ten.
 LOG_RANGE = 2.3
@@ -116,9 +116,7 @@ class GroupCalibration(Calibrator):
 
     def _fit(self, z: np.ndarray, y: np.ndarray, *, features: Any, head: Any) -> None:
         self._check_settings()
-        ts = TemperatureScaling()
-        ts._fit(z, y, features=None, head=None)
-        self.temperature_ = ts.temperature_
+        self.temperature_, _ = nll_temperature(z, y)
         likelihood = _likelihood(z, y, self.temperature_)
         x = self._standardised_inputs(z, features)
         objective = _objective(x, likelihood, self.n_groups, self.penalty)

@@ -18,7 +18,7 @@ from sklearn.exceptions import ConvergenceWarning
 from smartlib.arrays import as_count, row_chunks
 from smartlib.calibrators.base import Calibrator, warn
 from smartlib.calibrators.lbfgs import minimise_lbfgs
-from smartlib.calibrators.scaling import TemperatureScaling
+from smartlib.calibrators.scaling import nll_temperature
 
 # Stop when so many iterations together lower the objective by less than this many nats.
 _PATIENCE, _TOLERANCE = 10, 1e-6
@@ -386,11 +386,10 @@ def _log_sums(z: np.ndarray) -> np.ndarray:
 
 def _temperature(z: np.ndarray, y: np.ndarray) -> float:
     """T of temperature scaling, where to start; 1 where the likelihood keeps growing as T goes to 0."""
-    scaling = TemperatureScaling()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a bound is no failure of a start
-        scaling._fit(z, y, features=None, head=None)
-    return 1.0 if scaling.bound_hit_ == "lower" else scaling.temperature_
+        temperature, bound_hit = nll_temperature(z, y)
+    return 1.0 if bound_hit == "lower" else temperature
 
 
 def _check_penalty(name: str, value: Any, positive: bool = False) -> None:

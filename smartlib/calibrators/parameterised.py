@@ -13,7 +13,7 @@ from smartlib.arrays import as_count, row_chunks
 from smartlib.calibrators import temperature_network as network
 from smartlib.calibrators.base import TemperatureCalibrator, warn
 from smartlib.calibrators.lbfgs import minimise_lbfgs, rounded
-from smartlib.calibrators.scaling import TemperatureScaling
+from smartlib.calibrators.scaling import nll_temperature
 from smartlib.calibrators.temperature_objectives import (
     correct_and_gap,
     objective_of_parameters,
@@ -101,9 +101,8 @@ class ParameterisedTemperatureScaling(TemperatureCalibrator):
     def _fit(self, z: np.ndarray, y: np.ndarray, *, features: Any, head: Any) -> None:
         for name in ("n_starts", "max_iter"):
             as_count(getattr(self, name), name)
-        ts = TemperatureScaling()
-        ts._fit(z, y, features=None, head=None)
-        self.scale_ = float(rounded(ts.temperature_))  # its last digits must not decide the path of the solver
+        temperature, _ = nll_temperature(z, y)
+        self.scale_ = float(rounded(temperature))  # its last digits must not decide the path of the solver
         inputs = _largest(z, self.scale_)
         self._set_standardisation(inputs)
         x, (correct, gap) = self._standardised(inputs), correct_and_gap(z, y)

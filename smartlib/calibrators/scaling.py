@@ -42,26 +42,39 @@ class TemperatureScaling(TemperatureCalibrator):
     learned = ("temperature_",)
 
     def _fit(self, z: np.ndarray, y: np.ndarray, *, features: Any, head: Any) -> None:
-        small, large = _scales(z)
-        low, high = -np.log(large * _SEARCH_FACTOR), -np.log(small / _SEARCH_FACTOR)
-        self.bound_hit_ = None
-        if _nll_slope(z, y, np.exp(low)) >= 0:
-            log_s, self.bound_hit_ = low, "upper"
-        elif _nll_slope(z, y, np.exp(high)) <= 1e-12 * small:
-            log_s, self.bound_hit_ = high, "lower"
-        else:
-            log_s = brentq(lambda u: _nll_slope(z, y, np.exp(u)), low, high, xtol=1e-12, rtol=1e-12)
-        self.temperature_ = float(np.exp(-log_s))
+        self.temperature_, self.bound_hit_ = nll_temperature(z, y)
         self.converged_ = True
-        if self.bound_hit_:
-            reason = {
-                "upper": "the logits say nothing about the labels, or labels and logits do not belong together",
-                "lower": "the likelihood keeps growing as T goes to 0, as it does when no prediction is wrong",
-            }[self.bound_hit_]
-            warn(f"TemperatureScaling: T = {self.temperature_:.3g} is the {self.bound_hit_} search bound; {reason}.")
 
     def _temperatures(self, z: np.ndarray) -> np.ndarray:
         return np.full(len(z), self.temperature_)
+
+
+def nll_temperature(z: np.ndarray, y: np.ndarray) -> tuple[float, str | None]:
+    """The temperature of :class:`TemperatureScaling`, where other calibrators start.
+
+    Args:
+        z: (N, K) checked logits. y: (N,) checked labels.
+
+    Returns:
+        ``(temperature, bound_hit)``, as the attributes; it warns where a bound was hit.
+    """
+    small, large = _scales(z)
+    low, high = -np.log(large * _SEARCH_FACTOR), -np.log(small / _SEARCH_FACTOR)
+    bound_hit = None
+    if _nll_slope(z, y, np.exp(low)) >= 0:
+        log_s, bound_hit = low, "upper"
+    elif _nll_slope(z, y, np.exp(high)) <= 1e-12 * small:
+        log_s, bound_hit = high, "lower"
+    else:
+        log_s = brentq(lambda u: _nll_slope(z, y, np.exp(u)), low, high, xtol=1e-12, rtol=1e-12)
+    temperature = float(np.exp(-log_s))
+    if bound_hit:
+        reason = {
+            "upper": "the logits say nothing about the labels, or labels and logits do not belong together",
+            "lower": "the likelihood keeps growing as T goes to 0, as it does when no prediction is wrong",
+        }[bound_hit]
+        warn(f"TemperatureScaling: T = {temperature:.3g} is the {bound_hit} search bound; {reason}.")
+    return temperature, bound_hit
 
 
 def _scales(z: np.ndarray) -> tuple[float, float]:

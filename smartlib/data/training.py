@@ -75,8 +75,8 @@ RECIPES = {
     "fashion/resnet-lt10": replace(_RESNET, imbalance=10),
     "fashion/resnet-lt100": replace(_RESNET, imbalance=100),
     "fashion-pairs/resnet": _PAIRS,
-    "fashion-pairs/wideresnet": replace(_PAIRS, build=pairs_wideresnet, epochs=20),
-    "fashion-pairs/vit": Recipe(pairs_vit, head="head", optimizer="adamw", lr=2e-3, weight_decay=0.05, epochs=40),
+    "fashion-pairs/wideresnet": replace(_PAIRS, build=pairs_wideresnet, epochs=16),
+    "fashion-pairs/vit": Recipe(pairs_vit, head="head", optimizer="adamw", lr=2e-3, weight_decay=0.05, epochs=30),
 }
 
 

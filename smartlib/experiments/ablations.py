@@ -26,13 +26,13 @@ from scipy.special import logsumexp
 from scipy.stats import t as student_t
 
 from smartlib.calibrators import Calibrator, create
+from smartlib.comparison import compare
 from smartlib.data.bundles import Split
 from smartlib.experiments.cells import draw, load
 from smartlib.experiments.records import Task, run_tasks, sources_of, task_key
 from smartlib.hardness import SIGNALS
 from smartlib.plots.style import label
 from smartlib.softece import BANDWIDTH, DELTA, N_BINS
-from smartlib.uncertainty import compare
 
 # Fitting sets of every variant; of the grid and of further seeds; and those whose judging noise is resampled.
 N_SPLITS, N_FEWER_SPLITS, N_JUDGED_SPLITS = 10, 4, 3
@@ -205,11 +205,11 @@ def judging_noise(models: Iterable[str], profile: str, n_resamples: int = 200) -
 
     Returns:
         One row per bundle, method and split seed (the first ``N_JUDGED_SPLITS``); for each metric in ``JUDGED`` the
-        difference, and how far its interval by `smartlib.uncertainty.compare` reaches ``_down`` and ``_up`` from it.
+        difference, and how far its interval by `smartlib.compare` reaches ``_down`` and ``_up`` from it.
 
-    Source: paired bootstrap, see `smartlib.uncertainty.compare`.
+    Source: paired bootstrap, see `smartlib.compare`.
     """
-    modules = ("uncertainty", "calibrators.scaling", "calibrators.smart", "experiments.cells")
+    modules = ("comparison", "calibrators.scaling", "calibrators.smart", "experiments.cells")
     sources = [*sources_of(*modules), "experiments/ablations.py"]
     tasks = []
     for bundle in (f"{model}@held-out" for model in models):

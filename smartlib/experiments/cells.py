@@ -15,10 +15,10 @@ from sklearn.exceptions import ConvergenceWarning
 
 from smartlib.calibrators import CalibrationWarning, TemperatureScaling, create
 from smartlib.calibrators.base import scaled_softmax
+from smartlib.comparison import compare
 from smartlib.data import Bundle, Split
 from smartlib.data import load as load_bundle
 from smartlib.metrics import evaluate
-from smartlib.uncertainty import compare
 
 N_RESAMPLES = 200
 COMPARED = ("ece", "adaece", "smce", "nll", "brier")
@@ -69,7 +69,8 @@ def run_cell(cell: Cell) -> dict:
     with warnings.catch_warnings(record=True) as caught:
         # A doubtful fit is a result here, and is counted.
         warnings.simplefilter("ignore")
-        baseline = TemperatureScaling().fit(val.logits, val.labels).predict_proba(test.logits)
+        if cell.n_resamples:
+            baseline = TemperatureScaling().fit(val.logits, val.labels).predict_proba(test.logits)
         for category in (CalibrationWarning, ConvergenceWarning):
             warnings.simplefilter("always", category)
         if cell.method == "uncalibrated":

@@ -10,7 +10,6 @@ from dataclasses import astuple
 from functools import partial
 
 import pandas as pd
-from joblib import Parallel, delayed
 from scipy.special import softmax
 
 from smartlib.data.synthetic import Population
@@ -67,10 +66,7 @@ _COLUMNS = ("truth", "measured", "width", "covered", "above", "below", "detected
 
 def _run_block(population: Population, start: int) -> dict:
     truth = population.true_metrics()
-    records = Parallel(n_jobs=-1)(
-        delayed(_measure)(population, seed, SAMPLE_SIZE, N_RESAMPLES) for seed in range(start, start + BLOCK)
-    )
-    table = pd.DataFrame(records)
+    table = pd.DataFrame(_measure(population, seed) for seed in range(start, start + BLOCK))
     block = {}
     for metric in METRICS:
         low, high = table[f"{metric}_low"], table[f"{metric}_high"]
@@ -81,6 +77,6 @@ def _run_block(population: Population, start: int) -> dict:
     return block
 
 
-def _measure(population: Population, seed: int, n: int, n_resamples: int) -> dict:
-    split = population.sample(n, seed=seed)
-    return evaluate(softmax(split.logits, axis=1), split.labels, n_resamples=n_resamples, seed=seed).to_dict()
+def _measure(population: Population, seed: int) -> dict:
+    split = population.sample(SAMPLE_SIZE, seed=seed)
+    return evaluate(softmax(split.logits, axis=1), split.labels, n_resamples=N_RESAMPLES, seed=seed).to_dict()

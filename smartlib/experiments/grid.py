@@ -22,8 +22,8 @@ from smartlib.experiments.cells import Cell, load, run_cell
 from smartlib.experiments.certificates import certificate_table
 from smartlib.experiments.coverage import coverage_table
 from smartlib.experiments.outputs import figures_folder
-from smartlib.experiments.plans import PLANS
-from smartlib.experiments.profiles import BUNDLES, bundle_names
+from smartlib.experiments.plans import PLANS, main_cells
+from smartlib.experiments.profiles import ABLATION_BUNDLES, BUNDLES, bundle_names
 from smartlib.experiments.records import Task, run_tasks, sources_of, task_key
 from smartlib.metrics import METRICS
 
@@ -133,10 +133,21 @@ def run_command(profile: str, names: tuple[str, ...]) -> None:
         click.echo(f"{name}: {len(records)} records, {time.monotonic() - start:.0f} s")
     if not names:
         start = time.monotonic()
-        certificate_table(bundle_names(profile), profile)
-        if profile == "embedded":
-            coverage_table()
-        click.echo(f"certificates and coverage: {time.monotonic() - start:.0f} s")
+        other_records(profile)
+        click.echo(f"comparisons, certificates, coverage: {time.monotonic() - start:.0f} s")
+
+
+def other_records(profile: str) -> None:
+    """The records that are no cells: comparisons of methods, judging noise of ablations, certificates, coverage."""
+    # Imported here because these files read this one.
+    from smartlib.experiments.ablations import judging_noise
+    from smartlib.experiments.pairs import paired_table
+
+    paired_table([cell for cell in main_cells(profile) if cell.val_size is None], f"{profile}_pairs")
+    judging_noise(ABLATION_BUNDLES.get(profile, ()), profile)
+    certificate_table(bundle_names(profile), profile)
+    if profile == "embedded":
+        coverage_table()
 
 
 @main.command("export")

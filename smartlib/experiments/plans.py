@@ -31,6 +31,7 @@ VARIANTS = {
 N_SPLITS = 5
 # Fits of half a minute and more: once is enough.
 NOT_RESAMPLED = ("dirichlet", "smart-adam")
+N_ADAM_SEEDS, N_NOISY_STARTS = 5, 20
 
 # Validation sizes of the data efficiency experiment, beside all samples.
 SIZES = (32, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -67,6 +68,22 @@ def main_cells(profile: str) -> list[Cell]:
                 cells += [
                     Cell(bundle, method, calibrator, settings, half, seed, n_resamples=0) for seed in range(N_SPLITS)
                 ]
+    return cells
+
+
+def start_cells(profile: str) -> list[Cell]:
+    """SMART from other starts on the first three bundles: Adam from five seeds, the default with noise added to it."""
+    cells = []
+    for bundle in bundle_names(profile)[:3]:
+        cells.append(Cell(bundle, "smart", "smart", n_resamples=0))
+        cells += [
+            Cell(bundle, "smart-adam", "smart", {"solver": "adam", "seed": seed}, n_resamples=0)
+            for seed in range(N_ADAM_SEEDS)
+        ]
+        cells += [
+            Cell(bundle, "SMART, noisy start", "smart", {"start_noise": 0.1, "seed": seed}, n_resamples=0)
+            for seed in range(N_NOISY_STARTS)
+        ]
     return cells
 
 
@@ -171,6 +188,7 @@ def ablation_cells(profile: str) -> list[Cell]:
 
 PLANS: dict[str, Callable[[str], list[Cell]]] = {
     "main": main_cells,
+    "starts": start_cells,
     "size": size_cells,
     "shift": shift_cells,
     "ablations": ablation_cells,

@@ -25,6 +25,8 @@ _FURTHER = {
         "fashion/resnet-smoothing",
         "fashion/resnet-mixup",
         "fashion-pairs/resnet",
+        "fashion-pairs/wideresnet",
+        "fashion-pairs/vit",
     ),
 }
 

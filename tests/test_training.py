@@ -176,7 +176,7 @@ def test_the_split_is_fixed_disjoint_and_complete():
 
 
 def test_what_is_shipped_has_a_recipe_and_is_small():
-    assert set(names()) <= set(training.RECIPES)
+    assert set(names()) == set(training.RECIPES)
     assert set(shifted_names()) == set(training.SHIFTED)
     assert set(boundary_names()) <= set(training.BOUNDARY)
     size = sum(path.stat().st_size for path in SHIPPED_FOLDER.rglob("*") if path.is_file())

@@ -195,7 +195,7 @@ def test_shipped_models_are_what_their_provenance_says(name):
     assert (bundle.val.features is not None) == (name in training.WITH_FEATURES)
     if name.startswith("fashion-pairs/"):
         assert accuracy > 0.7 and bundle.n_classes == 100 and len(bundle.val.labels) == len(bundle.test.labels) == 5000
-        assert record["ece_uncalibrated"]["test"] > 0.05, "strongly over-confident"
+        assert record["ece_uncalibrated"]["test"] > 0.04, "strongly over-confident"
     else:
         assert accuracy > (0.88 if training.RECIPES[name].imbalance == 1 else 0.7)
         assert np.array_equal(np.bincount(bundle.test.labels), np.full(10, 1000))

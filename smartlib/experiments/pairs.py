@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -56,21 +56,31 @@ def paired_table(cells: Sequence[Cell], name: str) -> pd.DataFrame:
         modules = {module_of(cell.calibrator) for cell in own if cell.calibrator}
         sources = [*sources_of("metrics", "resampling", "calibrators.scaling", *modules), "experiments/pairs.py"]
         what = [[cell.method, cell.calibrator, json.dumps(cell.settings, sort_keys=True)] for cell in own]
-        for metric in METRICS:
-            key = task_key([], sources, [load(bundle).sha256, what, metric])
-            tasks.append(Task(key, {"bundle": bundle, "metric": metric}, partial(_run, own, metric)))
+        # One task for all metrics, because fits take longer than comparisons.
+        key = task_key([], sources, [load(bundle).sha256, what])
+        tasks.append(Task(key, {"bundle": bundle}, partial(_run, own)))
     return pd.DataFrame(
-        {"bundle": record["bundle"], "metric": record["metric"], "method": method}
-        | {part: record.get(f"{method}_{part}", np.nan) for part in _PARTS}
+        {"bundle": record["bundle"], "metric": metric, "method": method}
+        | {part: record.get(f"{metric}_{method}_{part}", np.nan) for part in _PARTS}
         for record in run_tasks(tasks, name).to_dict("records")
+        for metric in METRICS
         for method in methods[record["bundle"]]
     )
 
 
-def _run(cells: Sequence[Cell], metric: str) -> dict:
-    """The flat record of one bundle and metric: ``<method>_<part>``."""
+def _run(cells: Sequence[Cell]) -> dict:
+    """The flat record of one bundle: ``<metric>_<method>_<part>``."""
+    statistics = [_statistics(cell) for cell in cells]
+    return {
+        f"{metric}_{name}": value
+        for metric in METRICS
+        for name, value in _compared(cells, metric, [own[metric] for own in statistics]).items()
+    }
+
+
+def _compared(cells: Sequence[Cell], metric: str, statistics: Sequence[Callable]) -> dict:
+    """The comparisons by one metric: ``<method>_<part>``."""
     methods = [cell.method for cell in cells]
-    statistics = [_statistics(cell)[metric] for cell in cells]
     n, rng = len(load(cells[0].bundle).test.labels), np.random.default_rng(0)
     samples = [np.arange(n), *(rng.integers(n, size=n) for _ in range(N_RESAMPLES))]
     values = np.array([[statistic(rows) for statistic in statistics] for rows in samples])
@@ -124,7 +134,6 @@ def behind_the_best(observed: np.ndarray, resampled: np.ndarray) -> np.ndarray:
     return behind
 
 
-@lru_cache(maxsize=64)  # the methods of a bundle are fitted once for all metrics
 def _statistics(cell: Cell) -> dict:
     """For each metric its value as a function of the rows that are in the sample."""
     bundle = load(cell.bundle)

@@ -136,7 +136,8 @@ def run_tasks(
             _write(path, known, tasks)
             journal.unlink(missing_ok=True)
     # Read back, so that a record shows the same digits whether it is new or old.
-    return _read(path).set_index("key").loc[[task.key for task in tasks]].reset_index()
+    table = _read(path)
+    return table.iloc[pd.Index(table["key"]).get_indexer([task.key for task in tasks])].reset_index(drop=True)
 
 
 def read_records(name: str) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
-from matplotlib.ticker import FixedLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter
 
 from smartlib.plots.style import NOISE_COLOUR, colour, label, marker
 
@@ -62,10 +62,14 @@ def size_plot(
     ax.set(xscale="log", xlabel="validation samples", ylabel=_axis_label(metric), title=title or "")
     if metric not in NATURAL_UNITS:
         ax.set_ylim(bottom=0)
+    elif metric == "nll":  # one bad validation set may cost a hundred times what a good one does
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter(NullFormatter())
     ticks = [10, 100, 1000, 10000]
     ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.set_xlim(0.9 * records["n_val"].min(), 1.1 * records["n_val"].max())
     return ax
 
 

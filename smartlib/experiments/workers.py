@@ -36,10 +36,11 @@ def compute(tasks: Sequence[Task]) -> Iterator[tuple[Task, dict]]:
     address = os.environ.get("SMARTLIB_SCHEDULER")
     if address and tasks:
         yield from _on_cluster(tasks, address)
-    elif effective_n_jobs(-1) == 1 or len(tasks) < 2:
+    elif effective_n_jobs(-1) == 1 or not tasks:
         for task in tasks:
             yield task, task.run()
     else:
+        # A single task goes to a worker too: there it has one thread, and numerical libraries do not fight for cores.
         # One task at a time for a worker: of several that are sent together none would be kept before the last.
         parallel = Parallel(n_jobs=-1, return_as="generator_unordered", batch_size=1, pre_dispatch="2 * n_jobs")
         for index, result in parallel(delayed(_run)(i, task.run) for i, task in enumerate(tasks)):

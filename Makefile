@@ -64,7 +64,7 @@ export: env ## write all records as one tidy table: build/records.csv
 	@mkdir -p build
 	$(PYTHON) -m smartlib.experiments.grid export build/records.csv
 
-bench: env ## measure what every calibrator and metric costs (about twenty minutes)
+bench: env ## measure what every calibrator and metric costs (about half an hour)
 	$(PYTHON) -m smartlib.experiments.cost
 
 zoo: env ## train the shipped models again (hours; continues where it stopped)

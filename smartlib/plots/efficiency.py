@@ -64,7 +64,8 @@ def size_plot(
         ax.set_ylim(bottom=0)
     elif metric == "nll":  # one bad validation set may cost a hundred times what a good one does
         ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+        low, high = ax.get_ylim()
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 3) if high > 20 * low else (1, 2, 3, 5, 7)))
         ax.yaxis.set_major_formatter("{x:g}")
         ax.yaxis.set_minor_formatter(NullFormatter())
     ticks = [10, 100, 1000, 10000]

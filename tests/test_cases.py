@@ -573,7 +573,7 @@ def test_row_16_memory_beyond_the_output_stays_below_the_input(monkeypatch, make
     assert peak_of_prediction < 0.5 * logits.nbytes
     assert peak_of_metrics < 0.5 * logits.nbytes
     # A product of matrices may differ in its last digits between chunks of another size.
-    np.testing.assert_allclose(probs, at_once, rtol=0, atol=1e-12 if calibrator.registry_name == "fc" else 0)
+    np.testing.assert_allclose(probs, at_once, rtol=0, atol=1e-12)
     assert in_chunks.to_dict() == pytest.approx(record.to_dict(), rel=1e-12)
 
 

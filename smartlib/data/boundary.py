@@ -58,7 +58,8 @@ def smallest_perturbation(model: Model, images: torch.Tensor, *, batch_size: int
     """The nearest point of the decision boundary, image by image.
 
     The distance is that from the region of the *predicted* class, be the prediction right or wrong. The result is
-    deterministic, and images do not influence each other.
+    deterministic, and images influence each other by no more than the rounding of matrix products, which depends on
+    the batch size on some processors.
 
     Args:
         model: images (N, 1, H, W) with pixels in [0, 1] to logits (N, K), differentiable, in evaluation mode. The

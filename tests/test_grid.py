@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
 import smartlib
 from smartlib.calibrators import names
@@ -74,11 +75,11 @@ def test_an_interrupted_run_resumes(counted, monkeypatch, tmp_path):
 
     def stopped(cell):
         if cell.method == "smart":
-            raise KeyboardInterrupt
+            raise RuntimeError("interrupted")
         return real(cell)
 
     monkeypatch.setattr(grid, "run_cell", stopped)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RuntimeError, match="interrupted"):
         run_cells(CELLS, "p")
     monkeypatch.setattr(grid, "run_cell", real)
     before = pd.read_csv(tmp_path / "records" / "p.csv")
@@ -189,3 +190,32 @@ def test_held_out_table_never_reads_the_test_split(monkeypatch):
     table = choices.held_out_table(["small"], {"ts": TemperatureScaling()}, n_splits=2, sizes=(50, None))
     assert table["size"].tolist() == [50, 150, 50, 150]
     assert table["ece"].between(0, 0.5).all() and table["n_errors"].gt(0).all()
+
+
+def test_a_forced_run_that_was_interrupted_goes_on_after_what_it_had_finished(counted, monkeypatch):
+    monkeypatch.setattr(grid, "PLANS", {"one": lambda profile: CELLS[:1], "two": lambda profile: CELLS[1:]})
+    monkeypatch.setattr(grid, "other_records", lambda profile: {})
+    monkeypatch.setenv("SMARTLIB_FORCE", "1")
+
+    def run():
+        return CliRunner().invoke(grid.main, ["run"], catch_exceptions=False)
+
+    run()
+    assert counted == ["uncalibrated", "ts", "smart"]
+    run()
+    assert len(counted) == 6, "all are computed again"
+    computed = grid.run_cell
+
+    def broken(cell):
+        if cell.method == "smart":
+            raise RuntimeError("interrupted")
+        return computed(cell)
+
+    monkeypatch.setattr(grid, "run_cell", broken)
+    with pytest.raises(RuntimeError, match="interrupted"):
+        grid.main(["run"], standalone_mode=False)
+    monkeypatch.setattr(grid, "run_cell", computed)
+    del counted[:]
+    # One record of the first experiment, which is finished, is checked; of the second, that of TS is in the journal.
+    assert run().output.count("records") == 2
+    assert counted[0] == "uncalibrated" and "smart" in counted

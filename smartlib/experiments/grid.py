@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -127,27 +127,41 @@ def main() -> None:
 @click.argument("names", nargs=-1, type=click.Choice(tuple(PLANS)))
 def run_command(profile: str, names: tuple[str, ...]) -> None:
     """Compute the records that are missing (SMARTLIB_FORCE=1: all) of the experiments NAMED, or of all."""
-    for name in names or PLANS:
-        start = time.monotonic()
-        records = run_experiment(name, profile)
-        click.echo(f"{name}: {len(records)} records, {time.monotonic() - start:.0f} s")
+    steps = {name: partial(run_experiment, name, profile) for name in names or PLANS}
     if not names:
+        steps |= other_records(profile)
+    forced = os.environ.get("SMARTLIB_FORCE") == "1"
+    # What a forced run has finished; one that was killed goes on after it.
+    done = figures_folder() / "records" / f"{profile}_forced.journal"
+    finished = done.read_text(encoding="utf-8").split() if forced and done.is_file() else []
+    for name, step in steps.items():
         start = time.monotonic()
-        other_records(profile)
-        click.echo(f"comparisons, certificates, coverage: {time.monotonic() - start:.0f} s")
+        if forced:
+            os.environ["SMARTLIB_FORCE"] = "0" if name in finished else "1"
+        records = step()
+        if forced:
+            done.parent.mkdir(parents=True, exist_ok=True)
+            with done.open("a", encoding="utf-8") as file:
+                file.write(name + "\n")
+        click.echo(f"{name}: {len(records)} records, {time.monotonic() - start:.0f} s")
+    if forced:
+        done.unlink()
+        os.environ["SMARTLIB_FORCE"] = "1"
 
 
-def other_records(profile: str) -> None:
+def other_records(profile: str) -> dict[str, Callable[[], pd.DataFrame]]:
     """The records that are no cells: comparisons of methods, judging noise of ablations, certificates, coverage."""
     # Imported here because these files read this one.
     from smartlib.experiments.ablations import judging_noise
     from smartlib.experiments.pairs import paired_table
 
-    paired_table([cell for cell in main_cells(profile) if cell.val_size is None], f"{profile}_pairs")
-    judging_noise(ABLATION_BUNDLES.get(profile, ()), profile)
-    certificate_table(bundle_names(profile), profile)
-    if profile == "embedded":
-        coverage_table()
+    main = [cell for cell in main_cells(profile) if cell.val_size is None]
+    steps = {
+        "pairs": partial(paired_table, main, f"{profile}_pairs"),
+        "ablations-judging": partial(judging_noise, ABLATION_BUNDLES.get(profile, ()), profile),
+        "certificates": partial(certificate_table, bundle_names(profile), profile),
+    }
+    return steps | ({"coverage": coverage_table} if profile == "embedded" else {})
 
 
 @main.command("export")

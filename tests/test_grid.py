@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,9 +12,10 @@ from click.testing import CliRunner
 import smartlib
 from smartlib.calibrators import names
 from smartlib.data import Bundle, Split
-from smartlib.experiments import cells, choices, grid
+from smartlib.experiments import cells, choices, grid, pairs, records
 from smartlib.experiments.cells import Cell, run_cell
 from smartlib.experiments.grid import cell_key, module_of, run_cells
+from smartlib.experiments.records import Task, run_tasks
 from smartlib.experiments.tables import metric_table, paper_table, verdict_table
 
 
@@ -105,6 +107,46 @@ def test_a_planted_wrong_record_is_found(counted, tmp_path):
     table.to_csv(path, index=False)
     with pytest.raises(RuntimeError, match=r"small, uncalibrated, .* says nll"):
         run_cells(CELLS[:1], "p")
+
+
+def test_a_record_in_ten_may_differ_by_the_rounding_of_another_processor(tmp_path, monkeypatch):
+    monkeypatch.setenv("SMARTLIB_FIGURES_DIR", str(tmp_path))
+    monkeypatch.delenv("SMARTLIB_FORCE", raising=False)
+    deviation = dict.fromkeys(range(1000), 0.0)
+
+    def run(n=1000):
+        tasks = [Task(f"{i:04d}", {"i": i}, lambda i=i: {"nll": 400.0 + deviation[i], "ece": 0.5}) for i in range(n)]
+        return run_tasks(tasks, "p")
+
+    run()
+    checked = 20  # two per cent
+    choices = {}
+
+    def choose(self_rows, size, replace):
+        choices["rows"] = list(self_rows)[:size]
+        return choices["rows"]
+
+    monkeypatch.setattr(records.np.random, "default_rng", lambda: SimpleNamespace(choice=choose))
+    deviation[3] = 400 * 1.9e-4  # numbers above 1 are compared relatively
+    run()
+    deviation[3] = deviation[7] = 1.0
+    with pytest.warns(UserWarning, match=f"2 of {checked} records .* the record of 3 says nll = 400"):
+        run()
+    deviation[9] = 1.0
+    with pytest.raises(RuntimeError, match="computing it again gives 401"):
+        run()
+    deviation.update({3: 0.0, 7: 0.0, 9: 400 * 0.06})
+    with pytest.raises(RuntimeError, match="the record of 9 says"):
+        run()
+    deviation[9] = np.nan
+    with pytest.raises(RuntimeError, match="gives nan"):
+        run()
+
+
+def test_where_step_functions_are_not_compared():
+    assert not grid._is_checked("adaece_vs_ts_low", {"method": "ir"})
+    assert grid._is_checked("adaece_vs_ts_low", {"method": "ts"}) and grid._is_checked("ece", {"method": "ir"})
+    assert not pairs._is_checked("adaece_bbq_behind", {}) and pairs._is_checked("adaece_ts_behind", {})
 
 
 def test_the_key_follows_data_and_settings():

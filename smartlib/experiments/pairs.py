@@ -19,7 +19,7 @@ import pandas as pd
 from smartlib.calibrators import create
 from smartlib.calibrators.base import scaled_softmax
 from smartlib.experiments.cells import Cell, load
-from smartlib.experiments.grid import module_of
+from smartlib.experiments.grid import module_of, unchecked_metrics
 from smartlib.experiments.records import Task, run_tasks, sources_of, task_key
 from smartlib.metrics import TOP_LABEL_ERRORS, top_label
 from smartlib.resampling import top_label_statistic
@@ -62,10 +62,15 @@ def paired_table(cells: Sequence[Cell], name: str) -> pd.DataFrame:
     return pd.DataFrame(
         {"bundle": record["bundle"], "metric": metric, "method": method}
         | {part: record.get(f"{metric}_{method}_{part}", np.nan) for part in _PARTS}
-        for record in run_tasks(tasks, name).to_dict("records")
+        for record in run_tasks(tasks, name, is_checked=_is_checked).to_dict("records")
         for metric in METRICS
         for method in methods[record["bundle"]]
     )
+
+
+def _is_checked(column: str, identity: dict) -> bool:
+    metric, method, *_ = column.split("_")
+    return metric not in unchecked_metrics(method)
 
 
 def _run(cells: Sequence[Cell]) -> dict:

@@ -6,6 +6,10 @@ Its result is one row of ``records/<name>.csv`` in the folder of the figures; un
 interrupted run resumes, a fresh clone draws in minutes, and changed code never shows stale numbers. A random two per
 cent of the rows that are used are computed again and compared: nobody has to believe a table. ``SMARTLIB_FORCE=1`` runs
 all. Where tasks run, `smartlib.experiments.workers` says.
+
+Another processor rounds differently, and few results feel it: one sample on the edge of a bin, a fit that has not
+converged. So one in ten of the rows that are compared may differ by more than `CHECK_TOLERANCE`, which is said, but by
+no more than `OUTLIER_TOLERANCE`. On the processors tried, one row in a thousand does.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import io
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,8 +34,8 @@ import smartlib
 from smartlib.experiments.outputs import figures_folder
 from smartlib.experiments.workers import compute
 
-# A record is checked within this (fractions, nats): below any digit shown, above the rounding of another processor.
-CHECK_TOLERANCE = 2e-4
+# Fractions, or nats; of numbers above 1, relative. The first is below any digit shown.
+CHECK_TOLERANCE, OUTLIER_TOLERANCE = 2e-4, 0.05
 
 
 @dataclass(frozen=True)
@@ -89,20 +94,23 @@ def sources_of(*modules: str) -> tuple[str, ...]:
 
 
 def run_tasks(
-    tasks: Sequence[Task], name: str, *, is_checked: Callable[[str], bool] = lambda column: True
+    tasks: Sequence[Task], name: str, *, is_checked: Callable[[str, dict], bool] = lambda column, identity: True
 ) -> pd.DataFrame:
     """The records of the tasks, computed where they are missing, on all cores or on a cluster.
 
     Args:
         tasks: what to run; keys are distinct.
         name: of the file of records: ``<profile>`` or ``<profile>_<experiment>``.
-        is_checked: which columns of numbers are compared when a record is computed again.
+        is_checked: whether a column of numbers is compared when the record of an identity is computed again.
 
     Returns:
         One row per task, in their order: key, identity, results.
 
     Raises:
-        RuntimeError: a record that was computed again came out differently; or workers of a cluster run other sources.
+        RuntimeError: records that were computed again came out differently; or workers of a cluster run other sources.
+
+    Warns:
+        UserWarning: a few of them did, by little.
 
     Source: ours.
     """
@@ -121,12 +129,15 @@ def run_tasks(
     )
     waiting = [task for task in tasks if task.key not in reused or task.key in checked]
     new = len(finished)
+    outliers: list[str] = []
     progress = tqdm(compute(waiting), desc=name, total=len(waiting), disable=len(reused) == len(tasks))
     try:
         for task, result in progress:
             found = {"key": task.key} | task.identity | result
             if task.key in checked:
-                _compare(found, known[task.key], task.identity, is_checked)
+                outliers += _compare(found, known[task.key], task.identity, is_checked)
+                if len(outliers) > len(checked) // 10:
+                    raise RuntimeError(f"{outliers[0]}; run with SMARTLIB_FORCE=1 to renew it")
             else:
                 _append(journal, found)
                 known[task.key] = found
@@ -135,6 +146,9 @@ def run_tasks(
         if new:
             _write(path, known, tasks)
             journal.unlink(missing_ok=True)
+    if outliers:
+        among = f"{len(outliers)} of {len(checked)} records that were computed again differ more than by rounding"
+        warnings.warn(f"{name}: {among}; {'; '.join(outliers)}", stacklevel=2)
     # Read back, so that a record shows the same digits whether it is new or old.
     table = _read(path)
     return table.iloc[pd.Index(table["key"]).get_indexer([task.key for task in tasks])].reset_index(drop=True)
@@ -146,7 +160,8 @@ def read_records(name: str) -> pd.DataFrame:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, keep_default_na=False, na_values=[""])
+    # A key may happen to have no letter.
+    return pd.read_csv(path, keep_default_na=False, na_values=[""], dtype={"key": str})
 
 
 def _append(journal: Path, record: dict) -> None:
@@ -187,11 +202,24 @@ def _write(path: Path, known: dict[str, dict], tasks: Sequence[Task]) -> None:
     os.replace(partial, path)
 
 
-def _compare(found: dict, record: dict, identity: dict, is_checked: Callable[[str], bool]) -> None:
+def _compare(found: dict, record: dict, identity: dict, is_checked: Callable[[str, dict], bool]) -> list[str]:
+    """What is to be said of a record that came out differently; empty where it did not.
+
+    Raises:
+        RuntimeError: it differs by more than rounding ever explains.
+    """
+    worst, text = 0.0, ""
     for name, value in found.items():
-        if isinstance(value, float) and name not in identity and is_checked(name):
-            if not abs(value - record[name]) <= CHECK_TOLERANCE:
-                raise RuntimeError(
+        if isinstance(value, float) and name not in identity and is_checked(name, identity):
+            # A NaN on one side alone differs without bounds.
+            off = abs(value - record[name]) / max(1, abs(record[name]))
+            off = math.inf if math.isnan(off) and not (math.isnan(value) and math.isnan(record[name])) else off
+            if off > max(worst, CHECK_TOLERANCE):
+                worst = off
+                text = (
                     f"the record of {', '.join(str(v) for v in identity.values())} says {name} = {record[name]:.6g}, "
-                    f"but computing it again gives {value:.6g}; run with SMARTLIB_FORCE=1 to renew it"
+                    f"but computing it again gives {value:.6g}"
                 )
+    if worst > OUTLIER_TOLERANCE:
+        raise RuntimeError(f"{text}; run with SMARTLIB_FORCE=1 to renew it")
+    return [text] if text else []

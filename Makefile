@@ -57,7 +57,7 @@ test: lint ## linter, unit tests, doctests
 verify: env ## run the notebooks afresh, check records at random, compare with the committed numbers
 	$(PYTHON) -m smartlib.experiments.notebooks verify
 
-grid: env ## compute the records of all experiments that are missing; FORCE=1 computes all of them anew
+grid: env ## compute the records of all experiments that are missing; FORCE=1 computes all anew (25 minutes on two cores)
 	$(if $(FORCE),SMARTLIB_FORCE=$(FORCE)) $(PYTHON) -m smartlib.experiments.grid run --profile $(PROFILE)
 
 export: env ## write all records as one tidy table: build/records.csv

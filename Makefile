@@ -27,7 +27,7 @@ FIND_PYTHON = for python in python3.13 python3.12 python3.11 python3; do \
     fi; \
     exit 1
 
-.PHONY: help env all test verify grid export bench zoo lock lint clean find-python
+.PHONY: help env all test verify grid plan export bench zoo lock lint clean find-python
 
 help: ## list the targets
 	@echo 'Usage: make TARGET [VENV=.venv] [PROFILE=embedded|public|paper] [FORCE=1] [TORCH_INDEX=address]'
@@ -49,6 +49,9 @@ else
 endif
 
 all: env ## run the notebooks that are out of date, refresh notebooks/ and figures/
+ifeq ($(PROFILE),paper)
+	$(PYTHON) -m smartlib.data.vision extract
+endif
 	$(PYTHON) -m smartlib.experiments.notebooks build --profile $(PROFILE)
 
 test: lint ## linter, unit tests, doctests
@@ -59,6 +62,9 @@ verify: env ## run the notebooks afresh, check records at random, compare with t
 
 grid: env ## compute the records of all experiments that are missing; FORCE=1 computes all anew (25 minutes on two cores)
 	$(if $(FORCE),SMARTLIB_FORCE=$(FORCE)) $(PYTHON) -m smartlib.experiments.grid run --profile $(PROFILE)
+
+plan: env ## what PROFILE=paper would download, under which licences, and how long it takes here (no network)
+	@$(PYTHON) -m smartlib.data.vision plan
 
 export: env ## write all records as one tidy table: build/records.csv
 	@mkdir -p build

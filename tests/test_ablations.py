@@ -52,7 +52,7 @@ def bundle(monkeypatch):
     for module in (ablations, ablation_tables):
         monkeypatch.setattr(module, "load", lambda name: stored)
     monkeypatch.setattr(plans, "load", lambda name: stored)
-    monkeypatch.setattr(plans, "ABLATION_BUNDLES", {"embedded": ("small",)})
+    monkeypatch.setattr(plans, "ablation_bundles", {"embedded": ("small",)}.__getitem__)
     return stored
 
 

@@ -126,7 +126,7 @@ def test_variants_are_the_splits_that_their_names_say():
 @pytest.mark.parametrize(
     ("variant", "message"),
     [
-        ("half", "'half' is neither 'held-out' nor VALIDATION:TEST"),
+        ("half", "'half' is none of 'held-out', 'resplit-SEED' and VALIDATION:TEST"),
         ("clean:fog-3", r"has no test split 'fog-3'; known: clean, long-tailed-RATIO, gaussian-noise-1"),
         ("fog-3:clean", r"has no val split 'fog-3'"),
     ],

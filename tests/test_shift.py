@@ -31,7 +31,7 @@ def split(n):
 def stored(monkeypatch):
     """Bundles of 900 validation samples, 90 in a long-tailed split; shifted validation images for one of two models."""
     monkeypatch.setattr(plans, "SHIFTED", {"embedded": ("a/one", "a/two")})
-    monkeypatch.setattr(plans, "SKEWED", {"embedded": ("a/one", "a/three"), "public": ("public/p",)})
+    monkeypatch.setattr(plans, "skewed_bundles", {"embedded": ("a/one", "a/three"), "public": ("public/p",)}.get)
     monkeypatch.setattr(plans, "LONG_TAILED", {"embedded": {"a/tailed": 50}})
     monkeypatch.setattr(plans, "load", lambda name: SimpleNamespace(val=split(90 if "long-tailed" in name else 900)))
     splits = {"a/one": {"val": split(120)}, "a/two": {}}

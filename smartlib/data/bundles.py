@@ -101,15 +101,16 @@ class Bundle:
 
 
 def names() -> tuple[str, ...]:
-    """The names that ``load`` knows: the shipped models first, then the public ones.
+    """The names that ``load`` knows: the shipped models first, then the public ones, then what was extracted here.
 
     >>> "public/cifar10-resnet50-ce" in names()
     True
     """
-    # Imported here because both make bundles, and so import this file.
+    # Imported here because these make bundles, and so import this file.
     from smartlib.data import public, zoo
+    from smartlib.data.vision import bundles as extracted
 
-    return zoo.names() + public.names()
+    return zoo.names() + public.names() + extracted.names()
 
 
 def load(name: str) -> Bundle:
@@ -117,9 +118,10 @@ def load(name: str) -> Bundle:
 
     Args:
         name: ``"fashion/<model>"`` and ``"fashion-pairs/<model>"`` are shipped with the package;
-            ``"public/<data set>-<model>"`` is looked up in the folder SMARTLIB_DATA_DIR or downloaded once.
-            ``names()`` lists them. With ``@`` and a variant behind it: other splits of the same model, shifted or
-            long-tailed, as `smartlib.data.variants` says.
+            ``"public/<data set>-<model>"`` is looked up in the folder SMARTLIB_DATA_DIR or downloaded once;
+            ``"imagenet/resnet50"`` and the like were extracted on this machine (`smartlib.data.vision`).
+            ``names()`` lists them. With ``@`` and a variant behind it: other splits of the same model, shifted,
+            long-tailed or drawn again, as `smartlib.data.variants` says; variants can follow each other.
 
     Returns:
         The bundle.
@@ -130,14 +132,17 @@ def load(name: str) -> Bundle:
     """
     from smartlib.data import public, zoo
     from smartlib.data.variants import make_variant
+    from smartlib.data.vision import bundles as extracted
 
-    model, at, variant = str(name).partition("@")
+    model, at, variant = str(name).rpartition("@")
     if at:
         return make_variant(load(model), variant)
     if name in zoo.names():
         return zoo.load_shipped(name)
     if name in public.names():
         return public.load_public(name)
+    if name in extracted.names():
+        return extracted.load_extracted(name)
     known = names()
     closest_first = difflib.get_close_matches(str(name), known, n=len(known), cutoff=0)
     raise ValueError(f"unknown bundle {name!r}; known, closest first: {', '.join(closest_first)}")

@@ -4,10 +4,13 @@
 
 * ``clean``: the split as it is;
 * ``long-tailed-R``: a subset of it in which class k is rarer than class 0 by R^(k / (K - 1)), `long_tailed`;
-* a condition of shipped shifted images, such as ``gaussian-noise-3`` (severity 1 to 5) or ``sketch``.
+* a condition of shifted images, such as ``gaussian-noise-3`` (severity 1 to 5) or ``sketch``, that were shipped or
+  extracted.
 
 ``load("fashion/resnet@held-out")`` halves the validation samples at random and gives the second half as the test split:
 for choices and ablations, which must not see test samples.
+
+``load("imagenet/resnet50@resplit-1")`` draws the validation split again, with seed 1, from all samples of both splits.
 """
 
 from __future__ import annotations
@@ -40,9 +43,16 @@ def make_variant(bundle: Bundle, variant: str) -> Bundle:
         order = np.random.default_rng(_HALVING_SEED).permutation(len(bundle.val.labels))
         first, second = np.array_split(order, 2)
         return Bundle(name, _rows(bundle.val, first), _rows(bundle.val, second), bundle.head, bundle.provenance)
+    if match := re.fullmatch(r"resplit-(\d+)", variant):
+        both = _joined(bundle.val, bundle.test)
+        order = np.random.default_rng(int(match[1])).permutation(len(both.labels))
+        first, second = np.split(order, [len(bundle.val.labels)])
+        return Bundle(name, _rows(both, first), _rows(both, second), bundle.head, bundle.provenance)
     val, colon, test = variant.partition(":")
     if not colon:
-        raise ValueError(f"{name}: {variant!r} is neither 'held-out' nor VALIDATION:TEST, such as 'clean:sketch'")
+        raise ValueError(
+            f"{name}: {variant!r} is none of 'held-out', 'resplit-SEED' and VALIDATION:TEST, such as 'clean:sketch'"
+        )
     return Bundle(name, _split(bundle, "val", val), _split(bundle, "test", test), bundle.head, bundle.provenance)
 
 
@@ -72,6 +82,7 @@ def _split(bundle: Bundle, which: str, kind: str) -> Split:
         return split
     if match := re.fullmatch(r"long-tailed-(\d+)", kind):
         return _rows(split, long_tailed(split.labels, int(match[1])))
+    from smartlib.data.vision import bundles as extracted
     from smartlib.data.zoo import load_shifted, shifted_names
 
     known = ["clean", "long-tailed-RATIO"]
@@ -80,7 +91,18 @@ def _split(bundle: Bundle, which: str, kind: str) -> Split:
         if which in shifted.get(kind, {}):
             return shifted[kind][which]
         known += [condition for condition in shifted if which in shifted[condition]]
+    elif bundle.name in extracted.names():
+        conditions = extracted.shifted(bundle.name)
+        if kind in conditions:
+            return extracted.load_condition(bundle.name, kind)[which]
+        known += list(conditions)
     raise ValueError(f"{bundle.name} has no {which} split {kind!r}; known: {', '.join(known)}")
+
+
+def _joined(first: Split, second: Split) -> Split:
+    features = None if first.features is None else np.concatenate([first.features, second.features])
+    logits = np.concatenate([first.logits, second.logits])
+    return Split(logits, np.concatenate([first.labels, second.labels]), features)
 
 
 def _rows(split: Split, rows: np.ndarray) -> Split:

@@ -23,7 +23,7 @@ from smartlib.experiments.certificates import certificate_table
 from smartlib.experiments.coverage import coverage_table
 from smartlib.experiments.outputs import figures_folder
 from smartlib.experiments.plans import PLANS, main_cells
-from smartlib.experiments.profiles import ABLATION_BUNDLES, BUNDLES, bundle_names
+from smartlib.experiments.profiles import PROFILES, ablation_bundles, bundle_names
 from smartlib.experiments.records import Task, run_tasks, sources_of, task_key
 from smartlib.metrics import METRICS
 
@@ -132,7 +132,7 @@ def main() -> None:
 
 
 @main.command("run")
-@click.option("--profile", type=click.Choice(list(BUNDLES)), default="embedded", show_default=True)
+@click.option("--profile", type=click.Choice(PROFILES), default="embedded", show_default=True)
 @click.argument("names", nargs=-1, type=click.Choice(tuple(PLANS)))
 def run_command(profile: str, names: tuple[str, ...]) -> None:
     """Compute the records that are missing (SMARTLIB_FORCE=1: all) of the experiments NAMED, or of all."""
@@ -167,7 +167,7 @@ def other_records(profile: str) -> dict[str, Callable[[], pd.DataFrame]]:
     main = [cell for cell in main_cells(profile) if cell.val_size is None]
     steps = {
         "pairs": partial(paired_table, main, f"{profile}_pairs"),
-        "ablations-judging": partial(judging_noise, ABLATION_BUNDLES.get(profile, ()), profile),
+        "ablations-judging": partial(judging_noise, ablation_bundles(profile), profile),
         "certificates": partial(certificate_table, bundle_names(profile), profile),
     }
     return steps | ({"coverage": coverage_table} if profile == "embedded" else {})

@@ -12,15 +12,16 @@ from itertools import product
 from smartlib.calibrators import create, names
 from smartlib.data import load
 from smartlib.data.corruptions import CORRUPTIONS, SEVERITIES
+from smartlib.data.vision import bundles as extracted
 from smartlib.data.zoo import load_shifted
 from smartlib.experiments.cells import N_RESAMPLES, Cell
 from smartlib.experiments.profiles import (
-    ABLATION_BUNDLES,
     LONG_TAILED,
     SHIFTED,
-    SKEWED,
+    ablation_bundles,
     bundle_names,
     experiment_bundles,
+    skewed_bundles,
 )
 
 # Methods of the main table, by the name that tables show: the registered calibrators, and variants of SMART.
@@ -58,17 +59,27 @@ def methods_of(bundle: str) -> Iterator[tuple[str, str, dict]]:
 
 
 def main_cells(profile: str) -> list[Cell]:
-    """All bundles and methods: once on all validation samples; of the shipped bundles also on five random halves."""
+    """All bundles and methods: once on all validation samples, and on five random halves, but not of public logits."""
     cells = []
     for bundle in experiment_bundles(profile):
         half = len(load(bundle).val.labels) // 2
         for method, calibrator, settings in methods_of(bundle):
             cells.append(Cell(bundle, method, calibrator, settings))
-            if profile == "embedded" and method not in ("uncalibrated", *NOT_RESAMPLED):
+            if profile != "public" and method not in ("uncalibrated", *NOT_RESAMPLED):
                 cells += [
                     Cell(bundle, method, calibrator, settings, half, seed, n_resamples=0) for seed in range(N_SPLITS)
                 ]
     return cells
+
+
+def resplit_cells(profile: str) -> list[Cell]:
+    """The paper's protocol: validation and test split drawn again, five times; profile ``paper`` alone."""
+    bundles = experiment_bundles(profile) if profile == "paper" else ()
+    return [
+        Cell(f"{bundle}@resplit-{seed}", method, calibrator, settings, n_resamples=0)
+        for bundle in bundles for seed in range(N_SPLITS) for method, calibrator, settings in methods_of(bundle)
+        if method not in NOT_RESAMPLED
+    ]  # fmt: skip
 
 
 def start_cells(profile: str) -> list[Cell]:
@@ -112,10 +123,12 @@ def shift_cells(profile: str) -> list[Cell]:
         ValueError: an unknown profile.
     """
     bundle_names(profile)
-    shifted, skewed = SHIFTED.get(profile, ()), SKEWED.get(profile, ())
+    shifted, skewed = SHIFTED.get(profile, ()), skewed_bundles(profile)
     cells = [cell for bundle in dict.fromkeys((*shifted, *skewed)) for cell in _each_method(bundle)]
     for model in shifted:
         cells += _corruption_cells(model) + _matched_cells(model)
+    if profile == "paper":
+        cells += [cell for bundle in bundle_names(profile) for cell in _extracted_cells(bundle)]
     for model, ratio in LONG_TAILED.get(profile, {}).items():
         for val, test in product(("clean", f"long-tailed-{ratio}"), repeat=2):
             cells += _each_method(f"{model}@{val}:{test}")
@@ -132,6 +145,15 @@ def _corruption_cells(model: str) -> list[Cell]:
         for method in SHIFT_METHODS:
             n_resamples = N_RESAMPLES if method in compared else 0
             cells += _each_method(f"{model}@clean:{corruption}-{severity}", [method], n_resamples=n_resamples)
+    return cells
+
+
+def _extracted_cells(bundle: str) -> list[Cell]:
+    """Extracted shifted images: calibrated on clean validation images, and on those of the same shift, as the paper."""
+    cells = []
+    for condition in extracted.shifted(bundle):
+        for val in ("clean", condition):
+            cells += _each_method(f"{bundle}@{val}:{condition}", SHIFT_METHODS)
     return cells
 
 
@@ -175,7 +197,7 @@ def ablation_cells(profile: str) -> list[Cell]:
 
     bundle_names(profile)
     cells = []
-    for bundle in (f"{model}@held-out" for model in ABLATION_BUNDLES.get(profile, ())):
+    for bundle in (f"{model}@held-out" for model in ablation_bundles(profile)):
         logits = load(bundle).val.logits
         cells.append(Cell(bundle, "uncalibrated", n_resamples=0))
         for method, calibrator, settings, n_splits in runs(logits):
@@ -188,6 +210,7 @@ def ablation_cells(profile: str) -> list[Cell]:
 
 PLANS: dict[str, Callable[[str], list[Cell]]] = {
     "main": main_cells,
+    "resplits": resplit_cells,
     "starts": start_cells,
     "size": size_cells,
     "shift": shift_cells,

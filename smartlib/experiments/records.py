@@ -104,7 +104,7 @@ def run_tasks(
         is_checked: whether a column of numbers is compared when the record of an identity is computed again.
 
     Returns:
-        One row per task, in their order: key, identity, results.
+        One row per task, in their order: key, identity, results; an empty table where there is no task.
 
     Raises:
         RuntimeError: records that were computed again came out differently; or workers of a cluster run other sources.
@@ -114,6 +114,8 @@ def run_tasks(
 
     Source: ours.
     """
+    if not tasks:  # not every profile has every experiment
+        return pd.DataFrame()
     path = figures_folder() / "records" / f"{name}.csv"
     journal = path.with_suffix(".journal")
     known = {row["key"]: row for row in _read(path).to_dict("records")} if path.is_file() else {}

@@ -70,8 +70,9 @@ export: env ## write all records as one tidy table: build/records.csv
 	@mkdir -p build
 	$(PYTHON) -m smartlib.experiments.grid export build/records.csv
 
-bench: env ## measure what every calibrator and metric costs (about half an hour)
+bench: env ## measure what calibrators, metrics and extraction cost (about half an hour)
 	$(PYTHON) -m smartlib.experiments.cost
+	$(PYTHON) -m smartlib.data.vision bench
 
 zoo: env ## train the shipped models again (hours; continues where it stopped)
 	$(PYTHON) -m smartlib.data.training

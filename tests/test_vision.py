@@ -358,6 +358,16 @@ def test_the_plan_says_what_is_there_and_what_is_not(paper, monkeypatch):
     assert table.set_index("model").loc["imagenet/small", "hours"] == pytest.approx(1000 / 3600)
 
 
+def test_what_the_pipeline_costs_is_measured_beside_the_bare_network(monkeypatch):
+    from smartlib.data.vision import planning
+
+    monkeypatch.setattr(planning, "_SAMPLE", 0.1)
+    whole, bare = planning.measure_extraction(20, "test_resnet", 5)
+    assert 0 < whole and 0 < bare
+    monkeypatch.setattr(planning, "measure_extraction", lambda *args: (85.0, 100.0))
+    assert "85.0 images/s, bare network 100.0; ratio 0.85" in run("bench").output
+
+
 def test_the_shipped_catalogue(monkeypatch):
     monkeypatch.delenv("SMARTLIB_CATALOGUE", raising=False)
     found = catalogue.catalogue()
@@ -403,3 +413,16 @@ def test_two_processes_of_torchrun_give_the_same_logits(paper):
         atol=1e-4,
     )
     assert json.loads((job.folder / shards.MANIFEST).read_text())["about"]["licence"] == "research"
+
+
+@pytest.mark.parametrize("resources", [None, {"GPU": 1}])
+def test_a_cluster_gives_the_same_logits(images, network, tmp_path, monkeypatch, resources):
+    distributed = pytest.importorskip("distributed")
+    options = {"processes": False, "n_workers": 1, "threads_per_worker": 2, "dashboard_address": None}
+    with distributed.LocalCluster(**options, resources=resources or {}) as cluster:
+        monkeypatch.setenv("SMARTLIB_SCHEDULER", cluster.scheduler_address)
+        extraction.extract(images, network, tmp_path / "out", shard_rows=25, device="cpu")
+    np.testing.assert_allclose(
+        shards.read_shards(tmp_path / "out")["logits"], plain_loop(images, network)[0], atol=1e-4
+    )
+    assert len(shards.read_manifest(tmp_path / "out")["shards"]) == 3

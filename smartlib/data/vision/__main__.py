@@ -73,5 +73,19 @@ def extract_command(dataset: str | None, model: str | None, offline: bool, **opt
         raise click.ClickException("nothing was extracted; `make plan PROFILE=paper` says what is needed")
 
 
+@main.command("bench")
+def bench_command() -> None:
+    """Images per second of an extraction beside those of the bare network, as a ratio."""
+    import torch
+
+    from smartlib.data.vision.planning import measure_extraction
+
+    n_images, model, batch_size = (50_000, "resnet50", 256) if torch.cuda.is_available() else (600, "resnet50", 32)
+    whole, bare = measure_extraction(n_images, model, batch_size)
+    click.echo(
+        f"{n_images:,} images by {model}: {whole:.1f} images/s, bare network {bare:.1f}; ratio {whole / bare:.2f}"
+    )
+
+
 if __name__ == "__main__":
     main()
